@@ -1,0 +1,67 @@
+"""Advantages: baseline x scale x credit; the one public function `advantages`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_variants.checks import did_you_mean
+from grpo_variants.credit import Rule
+from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, read_rollouts
+from grpo_variants.options import resolve
+from grpo_variants.variant import Variant
+
+
+def advantages(
+    variant: Variant | str,
+    rewards: Any = None,
+    groups: Any = None,
+    *,
+    state: Any = None,
+    **inputs: Any,
+) -> Tensor:
+    r"""Advantages of N responses under a variant's advantage rule.
+
+    \(A_i = (r_i - b_i) / \mathrm{scale}_g\), or per token where the variant's credit is per token.
+
+    variant: a `Variant`, or a spec string.
+    rewards: [N], or [N, K] for K reward functions (NaN or None is missing); or one `Rollouts` with everything.
+    groups: N hashable ids, equal for the responses of one prompt.
+    state: the memory of a rule that remembers earlier steps; refused by a rule that has none.
+    inputs: the other fields of `Rollouts`, by name: lengths, valid, mask, token_rewards, step_ends, greedy_rewards,
+        reward_weights, old_logp, ref_logp, entropy, sum_pi_squared, extras.
+
+    Returns [N], or [N, T] for token credit, detached; in the rewards' units divided by the scale's. A response that
+    is not valid, or whose rewards are all missing, is out of every statistic and gets 0; a group whose rewards are
+    all equal gets exactly 0.
+
+    Raises ValueError for a missing input, a wrong shape or a state that is not used; TypeError for an unknown input.
+    Not done: no overlong penalty and no filtering; see `soft_overlong_penalty` and `keep_groups`.
+    """
+    variant = resolve(variant)
+    if state is not None:
+        raise ValueError(f"state= has no effect: {variant.name} remembers nothing of earlier steps. Leave it out.")
+    rollouts = _as_rollouts(rewards, groups, inputs)
+    samples = read_rollouts(rollouts, variant.singleton)
+    penalty = variant.kl if variant.kl is not None and variant.kl.placement == "reward" else None
+    with torch.no_grad():
+        value = variant.credit(samples, Rule(variant.baseline, variant.scale, penalty))
+        valid = samples.valid if value.dim() == 1 else samples.valid.unsqueeze(1)
+        return torch.where(valid, value, torch.zeros_like(value))
+
+
+def _as_rollouts(rewards: Any, groups: Any, inputs: dict[str, Any]) -> Rollouts:
+    for name in inputs:
+        if name not in ROLLOUT_INPUTS:
+            known = ", ".join(ROLLOUT_INPUTS)
+            raise TypeError(
+                f"advantages() has no input {name!r}; it takes {known}.{did_you_mean(name, ROLLOUT_INPUTS)}"
+            )
+    if not isinstance(rewards, Rollouts):
+        return Rollouts(rewards=rewards, groups=groups, **inputs)
+    if groups is not None or inputs:
+        given = ", ".join((["groups"] if groups is not None else []) + list(inputs))
+        raise TypeError(f"Rollouts already holds every input; put {given} into it instead of beside it.")
+    return rewards

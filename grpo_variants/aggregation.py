@@ -1,0 +1,121 @@
+"""Aggregation: one weight a response. Each maps (lengths [N], counts, group tokens [N] or None) -> [N].
+
+The loss is the weighted sum over responses of their masked token sums, so a rule is nothing but its weights, and these
+are made of counts of the whole optimizer step: no split into micro-batches or over ranks changes the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from grpo_variants.checks import check_choice, check_number
+from grpo_variants.inputs import Counts, Number, at_least_one
+
+
+class Aggregation(Protocol):
+    """The contract of an aggregation."""
+
+    @property
+    def of_group(self) -> bool:
+        """Whether it needs the tokens of each response's group."""
+        ...
+
+    def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
+        """Weight of each response."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenMean:
+    r"""\(w_i = 1/\sum_j l_j\) over the whole step (DAPO as its authors ran it, arXiv 2503.14476)."""
+
+    of_group: ClassVar[bool] = False
+
+    def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
+        """Weights [N]."""
+        return _ones(lengths) / at_least_one(counts.tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptMean:
+    r"""\(w_i = 1/(P \sum_{j \in g} l_j)\): token mean in each group, mean over P prompts (DAPO as printed)."""
+
+    of_group: ClassVar[bool] = True
+
+    def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
+        """Weights [N]."""
+        if counts.prompts is None or group_tokens is None:
+            raise ValueError("aggregation=prompt_mean needs groups= and counts.prompts, the step's number of prompts.")
+        return _ones(lengths) / group_tokens.clamp(min=1) / at_least_one(counts.prompts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PerSequence:
+    """Rules that divide by the number of responses; `empty_rows` says whether those without a token count."""
+
+    empty_rows: Literal["count", "exclude"] = "count"
+    of_group: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_choice("aggregation.empty_rows", self.empty_rows, ("count", "exclude"))
+
+    def sequences(self, counts: Counts) -> Number:
+        """Number of responses that the loss is divided by."""
+        if self.empty_rows == "count":
+            return at_least_one(counts.sequences)
+        if counts.nonempty is None:
+            raise ValueError("aggregation.empty_rows=exclude needs counts.nonempty, the step's responses with a token.")
+        return at_least_one(counts.nonempty)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceMean(_PerSequence):
+    r"""\(w_i = 1/(N l_i)\): mean over a response's tokens, then over responses (GRPO, arXiv 2402.03300)."""
+
+    def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
+        """Weights [N]."""
+        return _ones(lengths) / lengths.clamp(min=1) / self.sequences(counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceSum(_PerSequence):
+    r"""\(w_i = 1/N\): sum over a response's tokens, mean over responses (REINFORCE, RLOO)."""
+
+    def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
+        """Weights [N]."""
+        return _ones(lengths) / self.sequences(counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(_PerSequence):
+    r"""\(w_i = 1/(N L)\) with a constant L (Dr. GRPO, arXiv 2503.20783).
+
+    length: L; none takes `counts.length`, the host's maximum completion length.
+    """
+
+    length: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        check_number("aggregation.length", self.length, above=0, optional=True)
+
+    def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
+        """Weights [N]."""
+        length = counts.length if self.length is None else self.length
+        if length is None:
+            raise ValueError(
+                "aggregation=constant needs its length: set aggregation.length, or counts.length to the maximum "
+                "completion length."
+            )
+        return _ones(lengths) / length / self.sequences(counts)
+
+
+def _ones(lengths: Tensor) -> Tensor:
+    dtype = lengths.dtype if lengths.dtype == torch.float64 else torch.float32
+    return torch.ones(lengths.shape, dtype=dtype, device=lengths.device)

@@ -1,0 +1,316 @@
+"""The catalogue: every named member of the family, one entry each, and the registry of a user's own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+from grpo_variants.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
+from grpo_variants.baseline import Greedy, GroupMean, LeaveOneOut, NoBaseline
+from grpo_variants.checks import did_you_mean
+from grpo_variants.credit import Outcome, Process, RewardToGo
+from grpo_variants.divergence import K1, K2, K3
+from grpo_variants.filters import ZeroVariance
+from grpo_variants.ratio import NoRatio, SequenceRatio, SequenceTokenRatio, TokenRatio
+from grpo_variants.scale import BatchStd, GroupStd, NoScale
+from grpo_variants.shaping import Mask
+from grpo_variants.surrogate import Clip, Reinforce
+from grpo_variants.variant import Reference, Variant
+
+MODULES_VARIABLE = "GRPO_VARIANTS_MODULES"
+
+WILLIAMS = Reference("Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning", 1992)
+KOOL = Reference("Buy 4 REINFORCE Samples, Get a Baseline for Free!", 2019)
+AHMADIAN = Reference(
+    "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs",
+    2024,
+    "2402.14740",
+)
+SHAO = Reference(
+    "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models", 2024, "2402.03300"
+)
+LIU = Reference("Understanding R1-Zero-Like Training: A Critical Perspective", 2025, "2503.20783")
+YU = Reference("DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025, "2503.14476")
+ZHENG = Reference("Group Sequence Policy Optimization", 2025, "2507.18071")
+HU = Reference(
+    "REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization", 2025, "2501.03262"
+)
+LI = Reference(
+    "ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models",
+    2023,
+    "2310.10505",
+)
+
+CATALOGUE: tuple[Variant, ...] = (
+    Variant(
+        name="reinforce",
+        baseline=NoBaseline(),
+        ratio=NoRatio(),
+        surrogate=Reinforce(),
+        aggregation=SequenceSum(),
+        summary="Policy gradient with the raw reward: no baseline, no ratio, no clip.",
+        formula=r"A_i = r_i,\quad L = -\frac{1}{N}\sum_i A_i \sum_t \log\pi(y_{it})",
+        references=(WILLIAMS,),
+        hosts=(
+            ("trl", "no counterpart: GRPOTrainer always subtracts the group mean"),
+            ("verl", "no counterpart: every estimator subtracts a baseline or whitens"),
+        ),
+    ),
+    Variant(
+        name="rloo",
+        baseline=LeaveOneOut(),
+        ratio=NoRatio(),
+        surrogate=Reinforce(),
+        aggregation=SequenceSum(),
+        summary="REINFORCE with the mean of the other responses to the prompt as its baseline.",
+        formula=(
+            r"A_i = r_i - \frac{1}{G-1}\sum_{j\ne i} r_j,\quad "
+            r"L = -\frac{1}{N}\sum_i A_i \sum_t \log\pi(y_{it})"
+        ),
+        references=(AHMADIAN, KOOL),
+        hosts=(
+            ("trl", "advantages equal RLOOTrainer's with normalize_advantages=False and beta=0"),
+            ("verl", "advantages equal estimator rloo_vectorized; rloo differs on a group of one"),
+        ),
+    ),
+    Variant(
+        name="grpo",
+        baseline=GroupMean(),
+        scale=GroupStd(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        kl=K3(beta=0.04),
+        aggregation=SequenceMean(),
+        summary="Group-normalised advantage, token ratio, PPO clip, k3 penalty in the loss, mean over each response.",
+        formula=(
+            r"A_i = \frac{r_i - \operatorname{mean}_g r}{\operatorname{std}_g r + \epsilon},\quad "
+            r"L = \frac{1}{N}\sum_i\frac{1}{l_i}\sum_t \left[-\min(\rho_{it} A_i, "
+            r"\operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i) + \beta\, k_3\right]"
+        ),
+        references=(SHAO,),
+        hosts=(
+            ("trl", "equals loss_type='grpo' with beta=0.04, under conventions=trl"),
+            ("verl", "equals estimator grpo and loss vanilla with seq-mean-token-mean, under conventions=verl"),
+        ),
+    ),
+    Variant(
+        name="grpo_process",
+        baseline=GroupMean(),
+        scale=GroupStd(),
+        credit=Process(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        kl=K3(beta=0.04),
+        aggregation=SequenceMean(),
+        summary="GRPO with process supervision: step rewards normalised over the group, summed from each token on.",
+        formula=(
+            r"\tilde r_j = \frac{r_j - \operatorname{mean}(R)}{\operatorname{std}(R) + \epsilon},\quad "
+            r"A_{it} = \sum_{j:\ \mathrm{end}(j)\ge t} \tilde r_j,\quad L \text{ as in GRPO}"
+        ),
+        references=(SHAO,),
+        hosts=(
+            ("trl", "no counterpart: rewards are one number a response"),
+            ("verl", "no counterpart: estimator grpo adds token rewards up before it normalises"),
+        ),
+    ),
+    Variant(
+        name="dr_grpo",
+        baseline=GroupMean(),
+        scale=NoScale(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=Constant(),
+        summary="GRPO done right: no standard deviation, token sums divided by a constant length, no KL.",
+        formula=(
+            r"A_i = r_i - \operatorname{mean}_g r,\quad "
+            r"L = -\frac{1}{N L_{\max}}\sum_i\sum_t \min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i)"
+        ),
+        references=(LIU,),
+        hosts=(
+            ("trl", "equals loss_type='dr_grpo' with scale_rewards='none'"),
+            (
+                "verl",
+                "equals estimator grpo with norm_adv_by_std_in_grpo=False and loss vanilla with "
+                "seq-mean-token-sum-norm and loss_scale_factor, under conventions=verl",
+            ),
+        ),
+    ),
+    Variant(
+        name="dapo",
+        baseline=GroupMean(),
+        scale=GroupStd(),
+        ratio=TokenRatio(),
+        surrogate=Clip(low=0.2, high=0.28),
+        aggregation=TokenMean(),
+        filter=ZeroVariance(),
+        overlong=Mask(),
+        summary="GRPO with clip-higher, token mean, dynamic sampling and overlong filtering, no KL.",
+        formula=(
+            r"A_i = \frac{r_i - \operatorname{mean}_g r}{\operatorname{std}_g r + \epsilon},\quad "
+            r"L = -\frac{1}{\sum_i l_i}\sum_i\sum_t "
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i),\quad "
+            r"0 < |\{i: y_i \text{ correct}\}| < G"
+        ),
+        references=(YU,),
+        hosts=(
+            (
+                "trl",
+                "equals loss_type='dapo' with epsilon_high=0.28, under conventions=trl, where a window's token "
+                "counts are equal; the host has no dynamic sampling",
+            ),
+            (
+                "verl",
+                "equals estimator grpo and loss vanilla with token-mean and clip_ratio_high=0.28, under "
+                "conventions=verl",
+            ),
+        ),
+    ),
+    Variant(
+        name="gspo",
+        baseline=GroupMean(),
+        scale=GroupStd(),
+        ratio=SequenceRatio(),
+        surrogate=Clip(low=3e-4, high=4e-4),
+        aggregation=SequenceMean(),
+        summary="One length-normalised ratio a response, clipped as a whole.",
+        formula=(
+            r"s_i = \exp\Big(\frac{1}{l_i}\sum_t \log\rho_{it}\Big),\quad "
+            r"L = -\frac{1}{N}\sum_i \min(s_i A_i, \operatorname{clip}(s_i, 1-3\cdot10^{-4}, 1+4\cdot10^{-4}) A_i)"
+        ),
+        references=(ZHENG,),
+        hosts=(
+            ("trl", "equals importance_sampling_level='sequence' with loss_type='grpo', under conventions=trl"),
+            ("verl", "no counterpart: loss gspo is the token form, see gspo_token"),
+        ),
+    ),
+    Variant(
+        name="gspo_token",
+        baseline=GroupMean(),
+        scale=GroupStd(),
+        ratio=SequenceTokenRatio(),
+        surrogate=Clip(low=3e-4, high=4e-4),
+        aggregation=SequenceMean(),
+        summary="GSPO's ratio in value, each token's own gradient, so that tokens may have their own advantages.",
+        formula=(
+            r"s_{it} = \operatorname{sg}[s_i]\,\frac{\pi(y_{it})}{\operatorname{sg}[\pi(y_{it})]},\quad "
+            r"L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t "
+            r"\min(s_{it} A_{it}, \operatorname{clip}(s_{it}, 1-3\cdot10^{-4}, 1+4\cdot10^{-4}) A_{it})"
+        ),
+        references=(ZHENG,),
+        hosts=(
+            ("trl", "no counterpart in 1.16; with one advantage a response its gradient is gspo's"),
+            ("verl", "equals loss gspo with seq-mean-token-mean, under conventions=verl"),
+        ),
+    ),
+    Variant(
+        name="reinforce_pp",
+        baseline=NoBaseline(),
+        scale=BatchStd(eps=1e-8, of="centred", over="tokens", eps_in="var"),
+        credit=RewardToGo(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        kl=K1(beta=0.01, placement="reward"),
+        aggregation=TokenMean(),
+        summary="Token returns with a k1 penalty in the reward, whitened over every token of the batch; PPO clip.",
+        formula=(
+            r"R_{it} = \sum_{t'\ge t} (r_{it'} - \beta\, k_{1,it'}),\quad "
+            r"A_{it} = \frac{R_{it} - \operatorname{mean}_b R}{\sqrt{\operatorname{var}_b R + \epsilon}},\quad "
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t}\min(\rho_{it}A_{it}, \operatorname{clip}(\rho_{it}, 1\mp0.2)A_{it})"
+        ),
+        references=(HU,),
+        hosts=(
+            ("trl", "no counterpart: no KL in the reward and no whitening over tokens"),
+            (
+                "verl",
+                "advantages equal estimator reinforce_plus_plus on rewards that already carry the KL penalty; the "
+                "loss equals vanilla with token-mean, under conventions=verl",
+            ),
+        ),
+    ),
+    Variant(
+        name="reinforce_pp_baseline",
+        baseline=GroupMean(),
+        scale=BatchStd(eps=1e-8, of="centred", over="tokens", eps_in="var"),
+        credit=Outcome(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        kl=K2(beta=1e-3),
+        aggregation=TokenMean(),
+        summary="Group mean subtracted, then whitened over every token of the batch; k2 penalty in the loss.",
+        formula=(
+            r"a_i = r_i - \operatorname{mean}_g r,\quad "
+            r"A_i = \frac{a_i - \operatorname{mean}_b a}{\sqrt{\operatorname{var}_b a + \epsilon}},\quad "
+            r"L = \frac{1}{\sum_i l_i}\sum_{i,t}\left[-\min(\rho_{it}A_i, "
+            r"\operatorname{clip}(\rho_{it}, 1\mp0.2)A_i) + \beta\, k_2\right]"
+        ),
+        references=(HU,),
+        hosts=(
+            ("trl", "no counterpart: no whitening over tokens"),
+            (
+                "verl",
+                "advantages equal estimator reinforce_plus_plus_baseline; the loss equals vanilla with token-mean, "
+                "under conventions=verl",
+            ),
+        ),
+    ),
+    Variant(
+        name="remax",
+        baseline=Greedy(),
+        ratio=NoRatio(),
+        surrogate=Reinforce(),
+        aggregation=SequenceSum(),
+        summary="REINFORCE with the reward of the policy's greedy response as its baseline; needs no group.",
+        formula=r"A_i = r_i - r(\hat y_i),\quad L = -\frac{1}{N}\sum_i A_i\sum_t\log\pi(y_{it})",
+        references=(LI,),
+        hosts=(
+            ("trl", "no counterpart: the host draws no greedy response"),
+            ("verl", "advantages equal estimator remax"),
+        ),
+    ),
+)
+
+_REGISTRY: dict[str, Variant] = {variant.name: variant for variant in CATALOGUE}
+_LOADED: set[str] = set()
+_REQUIRED = object()
+
+
+def register(variant: Variant) -> Variant:
+    """Add a user's own variant to the registry of this process, and return it.
+
+    Registering an equal variant again does nothing. Put the call into a module and name that module in
+    GRPO_VARIANTS_MODULES=pkg.mod (comma-separated), so that every process finds it, Ray workers included.
+    Raises ValueError for a name that another variant has.
+    """
+    taken = _REGISTRY.setdefault(variant.name, variant)
+    if taken != variant:
+        raise ValueError(f"the name {variant.name!r} is taken by another variant ({taken}); choose another name.")
+    return variant
+
+
+def names() -> tuple[str, ...]:
+    """Names of every registered variant: the catalogue's first, then a user's own."""
+    _load_modules()
+    return tuple(_REGISTRY)
+
+
+def registered(name: str, default: object = _REQUIRED) -> Variant:
+    """The registered variant of a name, without options; raises ValueError for an unknown name, lists the known."""
+    _load_modules()
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    if isinstance(default, Variant):
+        return default
+    raise ValueError(f"unknown variant {name!r}; known: {', '.join(_REGISTRY)}.{did_you_mean(name, _REGISTRY)}")
+
+
+def _load_modules() -> None:
+    """Import the modules that GRPO_VARIANTS_MODULES names, once each."""
+    for module in filter(None, (m.strip() for m in os.environ.get(MODULES_VARIABLE, "").split(","))):
+        if module in _LOADED:
+            continue
+        _LOADED.add(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            _LOADED.discard(module)
+            raise ImportError(f"{MODULES_VARIABLE} names {module!r}, which cannot be imported: {error}") from error

@@ -1,0 +1,131 @@
+"""Credit: which tokens of a response a reward is credited to. Each maps (samples, rule) -> [N] or [N, T]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from grpo_variants.baseline import Baseline
+from grpo_variants.checks import check_number
+from grpo_variants.divergence import KL
+from grpo_variants.inputs import Samples
+from grpo_variants.masked import discounted_sum_to_go, reverse_cumsum, select
+from grpo_variants.scale import Rewards, Scale
+
+
+class Rule(NamedTuple):
+    """How rewards become advantages: what credit assignment composes. `penalty` is a KL in the reward, or None."""
+
+    baseline: Baseline
+    scale: Scale
+    penalty: KL | None
+
+
+class Credit(Protocol):
+    """The contract of a credit rule."""
+
+    @property
+    def per_token(self) -> bool:
+        """Whether it gives one advantage a token."""
+        ...
+
+    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+        """Advantages [N], or [N, T] for token credit."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    r"""One advantage a response, \(A_i = (r_i - b_i)/\mathrm{scale}\), for all of its tokens."""
+
+    per_token: ClassVar[bool] = False
+
+    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+        """Advantages [N]."""
+        reward = samples.rewards
+        if rule.penalty is not None:
+            reward = reward - _penalty(samples, rule.penalty).sum(1)
+        centred = reward - rule.baseline(reward, samples)
+        return rule.scale(centred, Rewards(reward, centred), samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardToGo:
+    r"""Reward from each token on, \(A_{it} = (\sum_{t' \ge t} \gamma^{t'-t} r_{it'} - b_i)/\mathrm{scale}\).
+
+    Token rewards are `token_rewards`, or the response's reward at its last token. The baseline is that of the
+    response's total reward. Only valid tokens are actions: a hole in the mask is not discounted.
+    """
+
+    gamma: float = 1.0
+    per_token: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("credit.gamma", self.gamma, above=0)
+        if self.gamma > 1:
+            raise ValueError(f"credit.gamma={self.gamma!r} is out of range; allowed: above 0 and at most 1.")
+
+    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+        """Advantages [N, T]; 0 outside the mask."""
+        mask = samples.need("mask", "credit=reward_to_go")
+        token_rewards = _token_rewards(samples, mask)
+        if rule.penalty is not None:
+            token_rewards = token_rewards - _penalty(samples, rule.penalty)
+        reward = token_rewards.sum(1)
+        baseline = rule.baseline(reward, samples)
+        advantages = discounted_sum_to_go(token_rewards, mask, self.gamma) - baseline.unsqueeze(1)
+        return select(mask, rule.scale(advantages, Rewards(reward, reward - baseline), samples))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    r"""Process supervision: step rewards normalised over all steps of the group, then summed from each token on.
+
+    \(\tilde r_j = (r_j - b)/\mathrm{scale}\) over every step of the group, and
+    \(A_{it} = \sum_{j:\ \mathrm{end}(j) \ge t} \tilde r_j\) (arXiv 2402.03300, section 4.1.3). Normalise first, then
+    sum: the other order is another algorithm.
+    """
+
+    per_token: ClassVar[bool] = True
+
+    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+        """Advantages [N, T]; needs `token_rewards`, `step_ends` and `mask`."""
+        mask = samples.need("mask", "credit=process")
+        token_rewards = samples.need("token_rewards", "credit=process")
+        ends = samples.need("step_ends", "credit=process").bool() & mask
+        row, position = ends.nonzero(as_tuple=True)
+        step_rewards = token_rewards[row, position]
+        steps = replace(
+            samples,
+            groups=samples.groups[row],
+            valid=samples.valid[row] & ~step_rewards.isnan(),
+            rewards=step_rewards,
+        )
+        centred = step_rewards - rule.baseline(step_rewards, steps)
+        normalised = rule.scale(centred, Rewards(step_rewards, centred), steps)
+        placed = torch.zeros_like(token_rewards)
+        placed[row, position] = torch.where(steps.valid, normalised, torch.zeros_like(normalised))
+        return select(mask, reverse_cumsum(placed))
+
+
+def _token_rewards(samples: Samples, mask: Tensor) -> Tensor:
+    """The given token rewards, or the response's reward at its last valid token: [N, T]."""
+    if samples.token_rewards is not None:
+        return samples.token_rewards
+    position = torch.arange(mask.shape[1], device=mask.device)
+    last = (mask * (position + 1)).amax(1, keepdim=True) - 1
+    return torch.where(position == last, samples.rewards.unsqueeze(1), torch.zeros((), dtype=samples.rewards.dtype))
+
+
+def _penalty(samples: Samples, kl: KL) -> Tensor:
+    """beta * kl of each valid token: [N, T]."""
+    wanted_by = "kl.placement=reward"
+    mask = samples.need("mask", wanted_by)
+    old, ref = samples.need("old_logp", wanted_by), samples.need("ref_logp", wanted_by)
+    dtype = samples.rewards.dtype
+    old, ref = select(mask, old.to(dtype)), select(mask, ref.to(dtype))
+    return select(mask, kl.penalty(old, ref))

@@ -1,0 +1,81 @@
+"""Dense group ids and statistics over groups of responses, in two passes, without a loop over responses."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Which group each of N samples belongs to: dense ids in [0, count)."""
+
+    ids: Tensor
+    count: int
+
+    @classmethod
+    def of(cls, groups: Sequence[Hashable] | Tensor, device: torch.device | str = "cpu") -> Groups:
+        """Dense ids from any hashable ids (prompts, uuids, tuples, integers), in order of first appearance.
+
+        Raises TypeError for ids that cannot be hashed.
+        """
+        if isinstance(groups, Tensor):
+            groups = groups.reshape(-1).tolist()
+        seen: dict[Hashable, int] = {}
+        try:
+            dense = [seen.setdefault(g, len(seen)) for g in groups]
+        except TypeError as error:
+            raise TypeError(f"groups: ids must be hashable ({error}); give a string, an integer or a tuple.") from None
+        return cls(torch.tensor(dense, dtype=torch.long, device=device), len(seen))
+
+    def __getitem__(self, rows: Tensor) -> Groups:
+        """The same groups for a selection of samples."""
+        return Groups(self.ids[rows], self.count)
+
+    def sum(self, value: Tensor, valid: Tensor) -> Tensor:
+        """Sum of each group's valid samples: [N] -> [P]."""
+        zero = torch.zeros(self.count, dtype=value.dtype, device=value.device)
+        return zero.index_add(0, self.ids, torch.where(valid, value, torch.zeros_like(value)))
+
+    def size(self, valid: Tensor) -> Tensor:
+        """Number of each group's valid samples: [P], as integers."""
+        return self.sum(torch.ones_like(self.ids), valid)
+
+    def low_and_high(self, value: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Smallest and largest valid value of each group: two [P]; +inf and -inf for an empty group."""
+        inf = torch.full((self.count,), float("inf"), dtype=value.dtype, device=value.device)
+        low = inf.scatter_reduce(0, self.ids, value.masked_fill(~valid, float("inf")), "amin")
+        high = (-inf).scatter_reduce(0, self.ids, value.masked_fill(~valid, float("-inf")), "amax")
+        return low, high
+
+    def mean(self, value: Tensor, valid: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Mean (weighted, if asked) of each sample's group: [N] -> [N].
+
+        A group whose valid values are all equal has exactly that value as its mean: rounding in the sum
+        would leave a residue of one sign, which a small standard deviation then blows up.
+        """
+        weighted = value if weight is None else value * weight
+        total = self.sum(weighted, valid)
+        size = self.size(valid).to(value.dtype) if weight is None else self.sum(weight, valid)
+        low, high = self.low_and_high(value, valid)
+        # The divisor is 0 for a group with no valid sample or no weight; its mean is not used.
+        mean = total / torch.where(size == 0, torch.ones_like(size), size)
+        return torch.where(low == high, low, mean)[self.ids]
+
+    def std(self, value: Tensor, valid: Tensor, ddof: int) -> Tensor:
+        """Standard deviation of each sample's group: [N] -> [N]; exactly 0 for a constant group."""
+        deviation = value - self.mean(value, valid)
+        freedom = (self.size(valid) - ddof).clamp(min=1).to(value.dtype)
+        return (self.sum(deviation.square(), valid) / freedom).sqrt()[self.ids]
+
+    def is_singleton(self, valid: Tensor) -> Tensor:
+        """Whether a sample is the only valid one of its group: [N] bool."""
+        return (self.size(valid) == 1)[self.ids] & valid
+
+
+def whole(count: int, device: torch.device | str) -> Groups:
+    """One group that holds every sample: batch statistics are group statistics over it."""
+    return Groups(torch.zeros(count, dtype=torch.long, device=device), 1)

@@ -1,0 +1,313 @@
+"""What goes in: rollouts for advantages, tokens and counts for the loss; checked and cast at the border."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Union
+
+import torch
+from torch import Tensor
+
+from grpo_variants.groups import Groups
+from grpo_variants.masked import select
+
+Number = Union[int, float, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rollouts:
+    """N responses as they come from sampling, for `advantages`.
+
+    Shapes: N responses, K reward functions, T tokens of a response.
+
+    rewards: [N], or [N, K] with several reward functions; NaN or None is a missing reward.
+    groups: N hashable ids, equal for the responses of one prompt; may be uneven and interleaved.
+    lengths: [N] number of loss tokens (default: counted from `mask`).
+    valid: [N] bool; a response that is not valid is out of every statistic and gets advantage 0.
+    mask: [N, T] loss mask; holes (tool output) are allowed.
+    token_rewards: [N, T] reward a token, for token credit.
+    step_ends: [N, T] bool, True at the last token of each step, for process supervision.
+    greedy_rewards: [N] or [N, K] reward of the policy's greedy response to the same prompt (ReMax).
+    reward_weights: [K] weight of each reward function (default: 1).
+    old_logp, ref_logp: [N, T] log-probabilities when sampled and under the reference (KL in the reward).
+    entropy, sum_pi_squared: [N, T] per-token statistics that some members of the wider family read.
+    extras: anything else that a user's own rule reads.
+    """
+
+    rewards: Tensor | Sequence[Any] | None = None
+    groups: Sequence[Hashable] | Tensor | None = None
+    lengths: Tensor | Sequence[int] | None = None
+    valid: Tensor | Sequence[bool] | None = None
+    mask: Tensor | None = None
+    token_rewards: Tensor | None = None
+    step_ends: Tensor | None = None
+    greedy_rewards: Tensor | Sequence[Any] | None = None
+    reward_weights: Tensor | Sequence[float] | None = None
+    old_logp: Tensor | None = None
+    ref_logp: Tensor | None = None
+    entropy: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
+    extras: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """Rollouts after the border: tensors of one dtype on one device, missing rewards marked invalid.
+
+    Parts of the advantage rule read this. `rewards` is the weighted total [N], `components` [N, K] holds
+    each reward function with NaN where missing, `lengths` [N] and `greedy_rewards` [N] may be absent.
+    """
+
+    rewards: Tensor
+    components: Tensor
+    groups: Groups
+    valid: Tensor
+    mask: Tensor | None
+    lengths: Tensor | None
+    token_rewards: Tensor | None
+    greedy_rewards: Tensor | None
+    singleton: str
+    rollouts: Rollouts
+
+    def need(self, name: str, wanted_by: str) -> Tensor:
+        """An input that a part cannot do without; raises ValueError that names the input and the part."""
+        value = getattr(self, name) if hasattr(self, name) else getattr(self.rollouts, name)
+        if value is None:
+            raise ValueError(f"{wanted_by} needs {name}=; pass it to gv.advantages (or gv.Rollouts).")
+        return value  # type: ignore[no-any-return]
+
+
+def read_rollouts(rollouts: Rollouts, singleton: str) -> Samples:
+    """Check shapes, cast to float32 (float64 stays), weigh and add reward functions, mark missing rewards."""
+    token_rewards, mask = _token_inputs(rollouts)
+    components = _components(rollouts, token_rewards)
+    count = components.shape[0]
+    if rollouts.groups is None:
+        raise ValueError("groups= is missing: give one hashable id a response (the prompt's index or uuid).")
+    groups = Groups.of(rollouts.groups, components.device)
+    _check_length("groups", len(groups.ids), count)
+    missing = components.isnan().all(1)
+    valid = ~missing & _vector("valid", rollouts.valid, count, components.device, torch.bool, True)
+    lengths = mask.sum(1) if rollouts.lengths is None and mask is not None else None
+    if rollouts.lengths is not None:
+        lengths = _vector("lengths", rollouts.lengths, count, components.device, torch.long, 0)
+    greedy = rollouts.greedy_rewards
+    return Samples(
+        rewards=_total(components, rollouts.reward_weights),
+        components=components,
+        groups=groups,
+        valid=valid,
+        mask=mask,
+        lengths=lengths,
+        token_rewards=token_rewards,
+        greedy_rewards=None if greedy is None else _greedy_total(greedy, rollouts, components),
+        singleton=singleton,
+        rollouts=rollouts,
+    )
+
+
+def as_floating(value: Any, device: torch.device | None = None) -> Tensor:
+    """Tensor in float32, or float64 where it came as such; None becomes NaN."""
+    if not isinstance(value, Tensor):
+        rows = [[float("nan") if x is None else x for x in row] if _is_row(row) else row for row in value]
+        value = torch.tensor([float("nan") if row is None else row for row in rows])
+    value = value.to(device)
+    return value if value.dtype == torch.float64 else value.float()
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, Sequence)
+
+
+def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
+    if rollouts.rewards is None:
+        if token_rewards is None:
+            raise ValueError("rewards= is missing: give [N] or [N, K] rewards, or token_rewards= [N, T].")
+        return token_rewards.nansum(1, keepdim=True)
+    rewards = as_floating(rollouts.rewards)
+    if rewards.dim() not in (1, 2):
+        raise ValueError(f"rewards has shape {tuple(rewards.shape)}; allowed: [N], or [N, K] for K reward functions.")
+    return rewards if rewards.dim() == 2 else rewards.unsqueeze(1)
+
+
+def _total(components: Tensor, weights: Tensor | Sequence[float] | None) -> Tensor:
+    """Weighted sum over the reward functions that gave a value: [N, K] -> [N]."""
+    if weights is None:
+        return components.nansum(1)
+    w = as_floating(weights, components.device)
+    if w.shape != (components.shape[1],):
+        raise ValueError(
+            f"reward_weights has shape {tuple(w.shape)}; rewards has {components.shape[1]} reward "
+            f"function(s), so give [{components.shape[1]}] weights."
+        )
+    return (components * w.to(components.dtype)).nansum(1)
+
+
+def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor:
+    value = as_floating(greedy, components.device)
+    value = value.unsqueeze(1) if value.dim() == 1 else value
+    _check_length("greedy_rewards", value.shape[0], components.shape[0])
+    if value.shape[1] == 1 and components.shape[1] > 1:  # a total was given, already weighted
+        return value.squeeze(1)
+    missing = value.isnan().all(1)
+    return _total(value, rollouts.reward_weights).masked_fill(missing, float("nan"))
+
+
+def _token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None]:
+    mask = None if rollouts.mask is None else rollouts.mask.bool()
+    tokens = None if rollouts.token_rewards is None else as_floating(rollouts.token_rewards)
+    named = {"mask": mask, "token_rewards": tokens}
+    named |= {n: getattr(rollouts, n) for n in ("step_ends", "old_logp", "ref_logp", "entropy", "sum_pi_squared")}
+    shapes = {name: tuple(value.shape) for name, value in named.items() if value is not None}
+    if len(set(shapes.values())) > 1 or any(len(shape) != 2 for shape in shapes.values()):
+        raise ValueError(f"token inputs must all be [N, T]; given: {shapes}.")
+    if tokens is not None and mask is not None:
+        tokens = select(mask, tokens)
+    return tokens, mask
+
+
+def _vector(name: str, value: Any, count: int, device: torch.device, dtype: torch.dtype, default: int) -> Tensor:
+    if value is None:
+        return torch.full((count,), default, dtype=dtype, device=device)
+    tensor = torch.as_tensor(value, device=device).to(dtype)
+    if tensor.dim() != 1:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: [N].")
+    _check_length(name, tensor.shape[0], count)
+    return tensor
+
+
+def _check_length(name: str, given: int, wanted: int) -> None:
+    if given != wanted:
+        raise ValueError(f"{name} has {given} entries for {wanted} responses; give one a response.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tokens:
+    """The tokens of a (micro-)batch, for `policy_loss`.
+
+    Shapes: B responses, T tokens.
+
+    logp: [B, T] log-probabilities under the policy now; carries the gradient.
+    mask: [B, T] loss mask (completion, not tool output, not truncated); holes are allowed.
+    advantages: [B], or [B, T] for token credit.
+    old_logp: [B, T] under the policy that sampled, recomputed by the trainer (default: `logp` detached).
+    ref_logp: [B, T] under the reference; needed with a KL term in the loss.
+    rollout_logp: [B, T] as reported by the rollout engine; needed with a correction.
+    entropy: [B, T] entropy of the policy at each position, nats.
+    groups: B hashable ids; needed with aggregation=prompt_mean.
+    row_weights: [B] weight a response, where the host has computed it from the whole step (`row_weights`).
+    correction: [B, T] or [B, 1] detached weights, where the host has computed them; used instead of the
+        variant's own correction.
+    keep: [B, T] or [B] bool, tokens or responses whose policy term counts; used instead of the variant's own
+        token filter. The loss mask and the KL term are not touched.
+    extras: anything else that a user's own part reads.
+    """
+
+    logp: Tensor
+    mask: Tensor
+    advantages: Tensor
+    old_logp: Tensor | None = None
+    ref_logp: Tensor | None = None
+    rollout_logp: Tensor | None = None
+    entropy: Tensor | None = None
+    groups: Sequence[Hashable] | Tensor | None = None
+    row_weights: Tensor | None = None
+    correction: Tensor | None = None
+    keep: Tensor | None = None
+    extras: Mapping[str, Any] | None = None
+
+    def need(self, name: str, wanted_by: str) -> Tensor:
+        """An input that a part cannot do without; raises ValueError that names the input and the part."""
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(f"{wanted_by} needs {name}=; pass it to gv.Tokens.")
+        return value  # type: ignore[no-any-return]
+
+
+def read_tokens(x: Tokens) -> Tokens:
+    """Check shapes, cast to float32 (float64 stays) and replace padding by zeros, by selection.
+
+    Advantages become [B, 1] or [B, T]. `old_logp` is filled in: on policy it is `logp` detached.
+    """
+    _check_tokens(x)
+    mask = x.mask.bool()
+    old_logp = x.logp.detach() if x.old_logp is None else x.old_logp
+    a = _upcast(x.advantages)
+    correction = None if x.correction is None else _upcast(x.correction).detach()
+    return replace(
+        x,
+        mask=mask,
+        logp=select(mask, _upcast(x.logp)),
+        advantages=a.unsqueeze(1) if a.dim() == 1 else select(mask, a),
+        old_logp=_clean(old_logp, mask),
+        ref_logp=_clean(x.ref_logp, mask),
+        rollout_logp=_clean(x.rollout_logp, mask),
+        entropy=_clean(x.entropy, mask),
+        row_weights=None if x.row_weights is None else _upcast(x.row_weights),
+        correction=correction if correction is None or correction.shape[1] == 1 else select(mask, correction),
+        keep=None if x.keep is None else (x.keep.bool().unsqueeze(1) if x.keep.dim() == 1 else x.keep.bool()),
+    )
+
+
+def _upcast(value: Tensor) -> Tensor:
+    return value if value.dtype == torch.float64 else value.float()
+
+
+def _clean(value: Tensor | None, mask: Tensor) -> Tensor | None:
+    return None if value is None else select(mask, _upcast(value))
+
+
+def _check_tokens(x: Tokens) -> None:
+    if x.logp.dim() != 2:
+        raise ValueError(f"logp has shape {tuple(x.logp.shape)}; allowed: [B, T].")
+    rows, width = x.logp.shape
+    full, row, column = (rows, width), (rows,), (rows, 1)
+    allowed = dict.fromkeys(("mask", "old_logp", "ref_logp", "rollout_logp", "entropy"), (full,))
+    allowed |= {"advantages": (row, full), "row_weights": (row,)}  # type: ignore[dict-item]
+    allowed |= {"correction": (full, column), "keep": (full, row)}  # type: ignore[dict-item]
+    for name, shapes in allowed.items():
+        value = getattr(x, name)
+        if value is not None and tuple(value.shape) not in shapes:
+            names = {full: "[B, T]", row: "[B]", column: "[B, 1]"}
+            wanted = " or ".join(f"{names[s]} = {list(s)}" for s in shapes)
+            raise ValueError(f"{name} has shape {list(value.shape)}; allowed with logp {list(full)}: {wanted}.")
+    if x.groups is not None:
+        _check_length("groups", len(x.groups), rows)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Counts:
+    """Counts of the whole optimizer step, over all micro-batches and ranks: what makes a split not matter.
+
+    tokens: loss tokens. sequences: responses, empty ones included. prompts: prompt groups.
+    nonempty: responses with at least one loss token; read by empty_rows=exclude only.
+    length: the constant of aggregation=constant, usually the host's maximum completion length.
+    grad_average: number of ranks whose gradients the host averages; the loss is multiplied by it.
+    thresholds: precomputed statistics that span the batch, by name (`entropy` for top_entropy).
+    """
+
+    tokens: Number
+    sequences: Number
+    prompts: Number | None = None
+    nonempty: Number | None = None
+    length: Number | None = None
+    grad_average: Number = 1
+    thresholds: Mapping[str, Number] | None = None
+
+    @classmethod
+    def of(cls, mask: Tensor, groups: Sequence[Hashable] | Tensor | None = None, **given: Any) -> Counts:
+        """Count a batch [B, T] that is a whole optimizer step on one rank; `given` sets the other fields."""
+        lengths = mask.bool().sum(1)
+        counted = {"tokens": lengths.sum(), "sequences": mask.shape[0], "nonempty": (lengths > 0).sum()}
+        if groups is not None:
+            counted["prompts"] = Groups.of(groups).count
+        return cls(**{**counted, **given})
+
+
+def at_least_one(value: Number) -> Number:
+    """A divisor that an empty batch cannot make 0: the loss of nothing is 0 and still runs backward."""
+    return value.clamp(min=1) if isinstance(value, Tensor) else max(value, 1)
+
+
+ROLLOUT_INPUTS = tuple(f.name for f in fields(Rollouts))

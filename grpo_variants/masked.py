@@ -1,0 +1,60 @@
+"""Masked reductions over the token axis: select first, then do arithmetic."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def select(mask: Tensor, value: Tensor, fill: float = 0.0) -> Tensor:
+    """Take `value` [B, T] (or [B, 1]) where `mask` [B, T] holds and `fill` elsewhere.
+
+    Selection and not multiplication: NaN or inf under the mask must reach neither value nor gradient.
+    """
+    return torch.where(mask, value, torch.full((), fill, dtype=value.dtype, device=value.device))
+
+
+def masked_sum(value: Tensor, mask: Tensor) -> Tensor:
+    """Sum over tokens: [B, T] -> [B, 1]."""
+    return select(mask, value).sum(-1, keepdim=True)
+
+
+def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
+    """Mean over a row's valid tokens: [B, T] -> [B, 1]; an empty row gives 0."""
+    return masked_sum(value, mask) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def masked_quantile(value: Tensor, mask: Tensor, q: float) -> Tensor:
+    """Linear-interpolation quantile over every valid token, 0-d; without a host synchronisation.
+
+    An empty mask gives +inf, so that a threshold keeps nothing.
+    """
+    ordered = select(mask, value, float("inf")).flatten().sort().values
+    position = (mask.sum() - 1).clamp(min=0) * q
+    low, high = position.floor(), position.ceil()
+    at_low, at_high = ordered[low.long()], ordered[high.long()]
+    return torch.where(low == high, at_low, at_low + (at_high - at_low) * (position - low))
+
+
+def reverse_cumsum(value: Tensor) -> Tensor:
+    """Sum from each token to the end of its row: [N, T] -> [N, T]."""
+    return value.flip(-1).cumsum(-1).flip(-1)
+
+
+def discounted_sum_to_go(value: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    r"""Discounted return from each token on, \(R_t = x_t + \gamma_t R_{t+1}\): [N, T] -> [N, T].
+
+    \(\gamma_t = \gamma\) at a valid token and 1 in a hole of the mask, since tokens that a tool wrote are no
+    actions. Computed in \(\log_2 T\) doubling steps instead of a loop over tokens.
+    """
+    if gamma == 1.0:
+        return reverse_cumsum(value)
+    total, factor = value, torch.where(mask, gamma, 1.0).to(value.dtype)
+    shift, width = 1, value.shape[-1]
+    while shift < width:
+        pad = (0, shift)
+        later_total = torch.nn.functional.pad(total[:, shift:], pad)
+        later_factor = torch.nn.functional.pad(factor[:, shift:], pad)
+        total, factor = total + factor * later_total, factor * later_factor
+        shift *= 2
+    return total

@@ -1,0 +1,216 @@
+"""Variant: one exact member of the family, as frozen data; and the table of axes that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from grpo_variants import (
+    aggregation,
+    baseline,
+    correction,
+    credit,
+    divergence,
+    filters,
+    ratio,
+    scale,
+    shaping,
+    surrogate,
+)
+from grpo_variants.checks import check_choice
+
+End = Literal["advantage", "objective", "rollout"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: at which ends of a trainer it acts, and its choices.
+
+    A choice is a part's class, None where it is the absence of a part, or its own name where it is a plain word.
+    """
+
+    ends: tuple[End, ...]
+    choices: Mapping[str, type | str | None]
+    joins: bool = False
+
+
+AXES: Mapping[str, Axis] = {
+    "baseline": Axis(
+        ("advantage",),
+        {
+            "none": baseline.NoBaseline,
+            "group_mean": baseline.GroupMean,
+            "leave_one_out": baseline.LeaveOneOut,
+            "greedy": baseline.Greedy,
+            "batch_mean": baseline.BatchMean,
+            "length_weighted": baseline.LengthWeighted,
+        },
+    ),
+    "scale": Axis(
+        ("advantage",),
+        {"none": scale.NoScale, "group_std": scale.GroupStd, "batch_std": scale.BatchStd},
+    ),
+    "credit": Axis(
+        ("advantage",),
+        {"outcome": credit.Outcome, "process": credit.Process, "reward_to_go": credit.RewardToGo},
+    ),
+    "singleton": Axis(("advantage",), {"zero": "zero", "raw": "raw"}),
+    "ratio": Axis(
+        ("objective",),
+        {
+            "none": ratio.NoRatio,
+            "token": ratio.TokenRatio,
+            "sequence": ratio.SequenceRatio,
+            "sequence_token": ratio.SequenceTokenRatio,
+            "sequence_product": ratio.SequenceProduct,
+        },
+    ),
+    "surrogate": Axis(("objective",), {"reinforce": surrogate.Reinforce, "clip": surrogate.Clip}),
+    "kl": Axis(
+        ("advantage", "objective"),
+        {"none": None, "k1": divergence.K1, "k2": divergence.K2, "k3": divergence.K3, "abs": divergence.Abs},
+    ),
+    "correction": Axis(
+        ("objective",),
+        {
+            "none": None,
+            "token_truncate": correction.TokenTruncate,
+            "token_mask": correction.TokenMask,
+            "sequence_truncate": correction.SequenceTruncate,
+            "sequence_mask": correction.SequenceMask,
+            "geometric_truncate": correction.GeometricTruncate,
+            "geometric_mask": correction.GeometricMask,
+            "off_policy_mask": correction.OffPolicyMask,
+        },
+        joins=True,
+    ),
+    "aggregation": Axis(
+        ("objective",),
+        {
+            "sequence_mean": aggregation.SequenceMean,
+            "token_mean": aggregation.TokenMean,
+            "prompt_mean": aggregation.PromptMean,
+            "constant": aggregation.Constant,
+            "sequence_sum": aggregation.SequenceSum,
+        },
+    ),
+    "tokens": Axis(("objective",), {"all": filters.AllTokens, "top_entropy": filters.TopEntropy}),
+    "filter": Axis(("rollout",), {"none": filters.NoFilter, "zero_variance": filters.ZeroVariance}),
+    "overlong": Axis(("rollout",), {"keep": shaping.Keep, "mask": shaping.Mask, "penalty": shaping.Penalty}),
+    "conventions": Axis(("advantage", "objective", "rollout"), {"paper": "paper", "trl": "trl", "verl": "verl"}),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where a variant is defined."""
+
+    title: str
+    year: int
+    arxiv: str | None = None
+
+    def __str__(self) -> str:
+        """Title, year and arXiv id."""
+        return f"{self.title} ({self.year})" + (f", arXiv:{self.arxiv}" if self.arxiv else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One member of the family: advantage rule, objective and rollout rule, with its references.
+
+    The advantage rule (baseline, scale, credit, singleton) runs where rewards are grouped, the objective (ratio,
+    surrogate, kl, correction, aggregation, tokens) where the loss is computed, the rollout rule (filter, overlong)
+    where responses are sampled; `AXES` says which end an axis acts at. A KL with placement=reward acts in the
+    advantage rule.
+
+    Frozen, hashable and picklable; a combination that means nothing raises ValueError with the reason.
+    """
+
+    name: str
+    baseline: baseline.Baseline = baseline.NoBaseline()
+    scale: scale.Scale = scale.NoScale()
+    credit: credit.Credit = credit.Outcome()
+    singleton: str = "zero"
+    ratio: ratio.Ratio = ratio.NoRatio()
+    surrogate: surrogate.Surrogate = surrogate.Reinforce()
+    kl: divergence.KL | None = None
+    correction: tuple[correction.Correction, ...] = ()
+    aggregation: aggregation.Aggregation = aggregation.SequenceSum()
+    tokens: filters.TokenFilter = filters.AllTokens()
+    filter: filters.NoFilter | filters.ZeroVariance = filters.NoFilter()
+    overlong: shaping.Keep | shaping.Mask | shaping.Penalty = shaping.Keep()
+    conventions: str = "paper"
+    summary: str = ""
+    formula: str = ""
+    references: tuple[Reference, ...] = ()
+    hosts: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the words and refuse combinations that mean nothing."""
+        if not self.name.isidentifier():
+            raise ValueError(f"name={self.name!r} is not a plain word; allowed: letters, digits and underscores.")
+        check_choice("singleton", self.singleton, AXES["singleton"].choices)
+        check_choice("conventions", self.conventions, AXES["conventions"].choices)
+        for forbidden, reason in FENCES:
+            if forbidden(self):
+                raise ValueError(f"{self.name}: {reason}")
+
+    def __str__(self) -> str:
+        """Canonical spec string; `get` turns it back into an equal variant."""
+        from grpo_variants.options import spec_string
+
+        return spec_string(self)
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether the loss has a KL term that is not zero."""
+        return self.kl is not None and self.kl.beta > 0 and self.kl.placement == "loss"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether rewards are reduced by a KL penalty that is not zero."""
+        return self.kl is not None and self.kl.beta > 0 and self.kl.placement == "reward"
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the advantage rule gives one advantage a token."""
+        return self.credit.per_token
+
+    @property
+    def needs_rollout_logp(self) -> bool:
+        """Whether the objective reads what the rollout engine reported."""
+        optional = all(isinstance(part, correction.OffPolicyMask) for part in self.correction)
+        return self.ratio.anchor == "rollout" or not optional
+
+
+Fence = tuple[Callable[[Variant], Any], str]
+
+_STEP_BASELINES = (baseline.NoBaseline, baseline.GroupMean, baseline.BatchMean)
+
+FENCES: tuple[Fence, ...] = (
+    (
+        lambda v: v.surrogate.needs_ratio and isinstance(v.ratio, ratio.NoRatio),
+        "this surrogate clips an importance ratio, so ratio=none leaves it without effect; choose ratio=token, "
+        "sequence or sequence_token, or surrogate=reinforce.",
+    ),
+    (
+        lambda v: v.ratio.per_sequence and v.credit.per_token,
+        "this ratio has one value a response but this credit gives one advantage a token; choose "
+        "ratio=sequence_token (GSPO-token), ratio=token, or credit=outcome.",
+    ),
+    (
+        lambda v: isinstance(v.credit, credit.Process) and not isinstance(v.baseline, _STEP_BASELINES),
+        "credit=process normalises step rewards over the group's steps, for which leave_one_out, greedy and "
+        "length_weighted are not defined; choose baseline=group_mean, batch_mean or none.",
+    ),
+    (
+        lambda v: isinstance(v.credit, credit.Process) and v.scale.per_token,
+        "credit=process normalises over steps, so scale.over=tokens has no meaning; choose scale.over=responses.",
+    ),
+    (
+        lambda v: isinstance(v.credit, credit.Process) and v.kl_in_reward,
+        "credit=process has rewards at step ends only, so a KL penalty a token has no place in them; choose "
+        "kl.placement=loss, or credit=reward_to_go.",
+    ),
+)
