@@ -30,8 +30,8 @@ class Correction(Protocol):
         ...
 
 
-def _token(log_weight: Tensor, mask: Tensor) -> Tensor:
-    return log_weight
+def _token(value: Tensor, mask: Tensor) -> Tensor:
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class _Mismatch:
     """A weight exp(old - mu), per token or pooled over the response by `pool`."""
 
     @staticmethod
-    def pool(log_weight: Tensor, mask: Tensor) -> Tensor:
+    def pool(value: Tensor, mask: Tensor) -> Tensor:
         """Log weights [B, T] to those of the unit: as they are, their sum, or their mean over the response."""
         raise NotImplementedError
 

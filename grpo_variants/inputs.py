@@ -109,15 +109,17 @@ def read_rollouts(rollouts: Rollouts, singleton: str) -> Samples:
 
 def as_floating(value: Any, device: torch.device | None = None) -> Tensor:
     """Tensor in float32, or float64 where it came as such; None becomes NaN."""
-    if not isinstance(value, Tensor):
-        rows = [[float("nan") if x is None else x for x in row] if _is_row(row) else row for row in value]
-        value = torch.tensor([float("nan") if row is None else row for row in rows])
-    value = value.to(device)
-    return value if value.dtype == torch.float64 else value.float()
+    if isinstance(value, Sequence):
+        value = torch.tensor([_filled(row) for row in value])
+    tensor: Tensor = torch.as_tensor(value, device=device)
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _is_row(value: Any) -> bool:
-    return isinstance(value, Sequence)
+def _filled(value: Any) -> Any:
+    """None as NaN, in a number or in a row of numbers."""
+    if isinstance(value, Sequence):
+        return [_filled(x) for x in value]
+    return float("nan") if value is None else value
 
 
 def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
