@@ -1,0 +1,141 @@
+"""The variant card: what a run optimised, exactly, in a file beside its checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from grpo_variants.catalogue import registered
+from grpo_variants.options import resolved_values
+from grpo_variants.variant import Variant
+
+FILE_NAME = "grpo_variant.json"
+_FORMAT = 1
+_PACKAGES = ("grpo-variants", "torch", "transformers", "peft", "accelerate", "trl", "verl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A variant as a run used it.
+
+    variant: what was run. host: the trainer, `trl` or `verl`. origins: where each value came from, by the keys of a
+    spec string. effective: what the host adds to the objective (a length, an entropy coefficient); part of the hash.
+    notes: sentences on what differs from the paper in this host.
+    """
+
+    variant: Variant
+    host: str
+    origins: Mapping[str, str] = field(default_factory=dict)
+    effective: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def hash(self) -> str:
+        """Hash of the objective: two runs with the same hash ran the same one, whatever its name or host."""
+        values = {key: value for key, value in resolved_values(self.variant).items() if key != "conventions"}
+        text = json.dumps({"values": values, "effective": dict(self.effective)}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The card as it is written: plain JSON values."""
+        origins = value_origins(self.variant, self.origins)
+        values = resolved_values(self.variant)
+        return {
+            "format": _FORMAT,
+            "variant": self.variant.name,
+            "spec": str(self.variant),
+            "hash": self.hash,
+            "summary": self.variant.summary,
+            "formula": self.variant.formula,
+            "references": [str(reference) for reference in self.variant.references],
+            "values": {key: {"value": value, "origin": origins[key]} for key, value in values.items()},
+            "effective": dict(self.effective),
+            "notes": list(self.notes),
+            "host": self.host,
+            "versions": dict(_versions()),
+        }
+
+    def write(self, folder: str | Path) -> Path:
+        """Write the card into a folder, which is made if need be; returns the file's path."""
+        path = Path(folder) / FILE_NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    def paragraph(self) -> str:
+        """A Markdown paragraph for a model card: what a paper must say about the objective."""
+        cited = "; ".join(map(str, self.variant.references)) or "no reference"
+        changed = [f"`{key}={v['value']}`" for key, v in self.as_dict()["values"].items() if v["origin"] != "paper"]
+        lines = [
+            "## Objective",
+            f"Trained with `{self.variant}` (grpo-variants, objective hash `{self.hash}`): {self.variant.summary}",
+            f"Defined in {cited}.",
+        ]
+        if changed:
+            lines.append(f"Set differently from the paper: {', '.join(changed)}.")
+        return "\n\n".join([*lines, *self.notes]) + "\n"
+
+    def text(self) -> str:
+        """The resolved variant for a terminal: every value and where it came from."""
+        content = self.as_dict()
+        rows = [(key, _word(v["value"]), v["origin"]) for key, v in content["values"].items()]
+        rows += [(key, _word(value), f"set by {self.host}") for key, value in self.effective.items()]
+        wide = [max(len(row[i]) for row in rows) for i in (0, 1)]
+        lines = [f"variant {content['spec']}  (objective hash {content['hash']})", f"  {content['summary']}"]
+        lines += [f"  {key:<{wide[0]}}  {value:<{wide[1]}}  {origin}" for key, value, origin in rows]
+        lines += [f"  source: {reference}" for reference in content["references"]]
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+def value_origins(variant: Variant, given: Mapping[str, str]) -> dict[str, str]:
+    """Where each value of a variant came from: what the caller knows, else its axis choice, conventions or paper."""
+    paper = resolved_values(registered(variant.name, default=variant))
+    origins: dict[str, str] = {}
+    for key, value in resolved_values(variant).items():
+        axis = key.partition(".")[0]
+        if key in given:
+            origins[key] = given[key]
+        elif key in paper and paper[key] == value:
+            origins[key] = "paper"
+        elif axis in given and variant.conventions == "paper":
+            origins[key] = f"default of {axis}, which is {given[axis]}"
+        else:
+            origins[key] = f"conventions={variant.conventions}"
+    return origins
+
+
+def read_card(folder: str | Path) -> dict[str, Any] | None:
+    """The card in a folder as plain values, or None where there is none."""
+    path = Path(folder) / FILE_NAME
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What two cards' objectives differ in, one line a value; empty for equal objectives."""
+    if before.get("hash") == after.get("hash"):
+        return []
+    old, new = _flat(before), _flat(after)
+    keys = [*new, *(key for key in old if key not in new)]
+    return [f"{k}: {old.get(k, 'absent')} -> {new.get(k, 'absent')}" for k in keys if old.get(k) != new.get(k)]
+
+
+def _flat(card: Mapping[str, Any]) -> dict[str, Any]:
+    values = {key: entry["value"] for key, entry in card.get("values", {}).items()}
+    return values | dict(card.get("effective", {}))
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in _PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)
