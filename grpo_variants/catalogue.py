@@ -270,7 +270,6 @@ CATALOGUE: tuple[Variant, ...] = (
 )
 
 _REGISTRY: dict[str, Variant] = {variant.name: variant for variant in CATALOGUE}
-_LOADED: set[str] = set()
 _REQUIRED = object()
 
 
@@ -304,13 +303,9 @@ def registered(name: str, default: object = _REQUIRED) -> Variant:
 
 
 def _load_modules() -> None:
-    """Import the modules that GRPO_VARIANTS_MODULES names, once each."""
+    """Import the modules that GRPO_VARIANTS_MODULES names; one that is imported already costs a look-up."""
     for module in filter(None, (m.strip() for m in os.environ.get(MODULES_VARIABLE, "").split(","))):
-        if module in _LOADED:
-            continue
-        _LOADED.add(module)
         try:
             importlib.import_module(module)
         except ImportError as error:
-            _LOADED.discard(module)
             raise ImportError(f"{MODULES_VARIABLE} names {module!r}, which cannot be imported: {error}") from error

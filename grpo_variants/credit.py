@@ -57,7 +57,8 @@ class RewardToGo:
     r"""Reward from each token on, \(A_{it} = (\sum_{t' \ge t} \gamma^{t'-t} r_{it'} - b_i)/\mathrm{scale}\).
 
     Token rewards are `token_rewards`, or the response's reward at its last token. The baseline is that of the
-    response's total reward. Only valid tokens are actions: a hole in the mask is not discounted.
+    response's total reward, which counts without a token to put it at, too. Only valid tokens are actions: a hole in
+    the mask is not discounted.
     """
 
     gamma: float = 1.0
@@ -73,11 +74,15 @@ class RewardToGo:
         """Advantages [N, T]; 0 outside the mask."""
         mask = samples.need("mask", "credit=reward_to_go")
         token_rewards = _token_rewards(samples, mask)
+        reward = samples.rewards if samples.token_rewards is None else token_rewards.sum(1)
         if rule.penalty is not None:
-            token_rewards = token_rewards - _penalty(samples, rule.penalty)
-        reward = token_rewards.sum(1)
+            penalty = _penalty(samples, rule.penalty)
+            token_rewards, reward = token_rewards - penalty, reward - penalty.sum(1)
         baseline = rule.baseline(reward, samples)
         advantages = discounted_sum_to_go(token_rewards, mask, self.gamma) - baseline.unsqueeze(1)
+        if rule.baseline.of_group and samples.singleton == "zero":
+            alone = samples.groups.is_singleton(samples.valid)
+            advantages = advantages.masked_fill(alone.unsqueeze(1), 0.0)
         return select(mask, rule.scale(advantages, Rewards(reward, reward - baseline), samples))
 
 

@@ -82,7 +82,8 @@ class TopEntropy:
 
     fraction: share of tokens that is kept; the threshold is the (1 - fraction) quantile of the batch's entropies.
     It spans the batch: give `counts.thresholds["entropy"]` for micro-batches, or it is that of the micro-batch.
-    denominator: `all` keeps dropped tokens in the counts; `kept` leaves them out (then count the kept ones).
+    denominator: `all` keeps dropped tokens in the counts; `kept` leaves them out (then `Counts` that are given have to
+        count the kept ones).
     """
 
     fraction: float = 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Union
@@ -135,15 +136,16 @@ def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
 
 def _total(components: Tensor, weights: Tensor | Sequence[float] | None) -> Tensor:
     """Weighted sum over the reward functions that gave a value: [N, K] -> [N]."""
-    if weights is None:
-        return components.nansum(1)
-    w = as_floating(weights, components.device)
-    if w.shape != (components.shape[1],):
-        raise ValueError(
-            f"reward_weights has shape {tuple(w.shape)}; rewards has {components.shape[1]} reward "
-            f"function(s), so give [{components.shape[1]}] weights."
-        )
-    return (components * w.to(components.dtype)).nansum(1)
+    if weights is not None:
+        w = as_floating(weights, components.device)
+        if w.shape != (components.shape[1],):
+            raise ValueError(
+                f"reward_weights has shape {tuple(w.shape)}; rewards has {components.shape[1]} reward "
+                f"function(s), so give [{components.shape[1]}] weights."
+            )
+        components = components * w.to(components.dtype)
+    # Column by column: a reduction may add in another order in the last rows, so that equal rows get unequal sums.
+    return functools.reduce(torch.add, select(~components.isnan(), components).unbind(1))
 
 
 def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor:
@@ -152,6 +154,10 @@ def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor
     _check_length("greedy_rewards", value.shape[0], components.shape[0])
     if value.shape[1] == 1 and components.shape[1] > 1:  # a total was given, already weighted
         return value.squeeze(1)
+    if value.shape != components.shape:
+        raise ValueError(
+            f"greedy_rewards has shape {tuple(value.shape)}; allowed: [N], or {list(components.shape)} as the rewards."
+        )
     missing = value.isnan().all(1)
     return _total(value, rollouts.reward_weights).masked_fill(missing, float("nan"))
 
@@ -230,12 +236,13 @@ class Tokens:
 def read_tokens(x: Tokens) -> Tokens:
     """Check shapes, cast to float32 (float64 stays) and replace padding by zeros, by selection.
 
-    Advantages become [B, 1] or [B, T]. `old_logp` is filled in: on policy it is `logp` detached.
+    Only `logp` keeps its gradient. Advantages become [B, 1] or [B, T]. `old_logp` is filled in: on policy it is `logp`
+    detached.
     """
     _check_tokens(x)
     mask = x.mask.bool()
-    old_logp = x.logp.detach() if x.old_logp is None else x.old_logp
-    a = _upcast(x.advantages)
+    old_logp = x.logp if x.old_logp is None else x.old_logp
+    a = _upcast(x.advantages).detach()
     correction = None if x.correction is None else _upcast(x.correction).detach()
     return replace(
         x,
@@ -246,7 +253,7 @@ def read_tokens(x: Tokens) -> Tokens:
         ref_logp=_clean(x.ref_logp, mask),
         rollout_logp=_clean(x.rollout_logp, mask),
         entropy=_clean(x.entropy, mask),
-        row_weights=None if x.row_weights is None else _upcast(x.row_weights),
+        row_weights=None if x.row_weights is None else _upcast(x.row_weights).detach(),
         correction=correction if correction is None or correction.shape[1] == 1 else select(mask, correction),
         keep=None if x.keep is None else (x.keep.bool().unsqueeze(1) if x.keep.dim() == 1 else x.keep.bool()),
     )
@@ -257,7 +264,7 @@ def _upcast(value: Tensor) -> Tensor:
 
 
 def _clean(value: Tensor | None, mask: Tensor) -> Tensor | None:
-    return None if value is None else select(mask, _upcast(value))
+    return None if value is None else select(mask, _upcast(value)).detach()
 
 
 def _check_tokens(x: Tokens) -> None:

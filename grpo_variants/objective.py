@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,19 +53,19 @@ def policy_loss(
     variant = resolve(variant)
     if generator is not None:
         raise ValueError(f"generator= has no effect: {variant.name} draws nothing at random. Leave it out.")
-    x, counts = read_tokens(x), _with_weights(counts, x, variant)
+    x, step = read_tokens(x), _with_weights(counts, x, variant)
     log_ratio = variant.ratio(x)
-    term = variant.surrogate(log_ratio, x, counts)
-    keep = x.keep if x.keep is not None else variant.tokens(x, counts)
+    term = variant.surrogate(log_ratio, x, step)
+    keep = x.keep if x.keep is not None else variant.tokens(x, step)
     weight = combined(variant.correction, x)
     policy = _weighted(term.loss, keep, weight)
     kl = _kl(variant, x, log_ratio)
     per_token = policy if kl is None or variant.kl is None else policy + variant.kl.beta * kl
     rows = _weights_of_rows(variant, x, counts, keep)
-    loss = _reduce(rows, x.mask, per_token) * counts.grad_average
+    loss = _reduce(rows, x.mask, per_token) * step.grad_average
     with torch.no_grad():
         parts = _Parts(term, log_ratio.exp(), keep, weight, kl, _reduce(rows, x.mask, policy))
-        return Loss(loss, _metrics(x, counts, parts), _extrema(x.mask, parts))
+        return Loss(loss, _metrics(x, step, parts), _extrema(x.mask, parts))
 
 
 def row_weights(
@@ -141,15 +141,14 @@ def _kl(variant: Variant, x: Tokens, log_ratio: Tensor) -> Tensor | None:
     return estimate * log_ratio.exp() if variant.kl.weighted == "ratio" else estimate
 
 
-def _weights_of_rows(variant: Variant, x: Tokens, counts: Counts, keep: Tensor | None) -> Tensor:
-    """Weight of each response [B, 1]."""
+def _weights_of_rows(variant: Variant, x: Tokens, counts: Counts | None, keep: Tensor | None) -> Tensor:
+    """Weight of each response [B, 1]; without counts the batch is the step and is counted here."""
     if x.row_weights is not None:
         return x.row_weights.unsqueeze(1)
     counted = x.mask
     if keep is not None and variant.tokens.denominator == "kept":
         counted = x.mask & keep
-        if counts.thresholds is None:  # the batch is the step: what is kept is counted here
-            counts = replace(counts, tokens=counted.sum(), nonempty=counted.any(1).sum())
+    counts = Counts.of(counted, x.groups) if counts is None else counts
     lengths = counted.sum(1)
     lengths = lengths.double() if x.logp.dtype == torch.float64 else lengths
     return row_weights(variant, lengths, counts, x.groups).unsqueeze(1)

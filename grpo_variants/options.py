@@ -181,9 +181,9 @@ def _set_field(name: str, drafts: Mapping[str, list[_Draft]], key: str, value: A
     if axis in PLAIN:
         raise ValueError(f"{name}: {axis} has no fields; set {axis}={'|'.join(AXES[axis].choices)}.")
     candidates = list(_owners(drafts[axis], field))
-    field = field.rpartition(".")[2]
     if len(candidates) != 1:
         raise ValueError(_field_error(name, axis, field, drafts[axis], len(candidates)))
+    field = field.rpartition(".")[2]
     draft = candidates[0]
     draft.values[field] = coerce(f"{name}: {key}", value, _hints(typing.cast(type, draft.cls))[field])
     if field == "placement" and draft.values[field] == "reward":
