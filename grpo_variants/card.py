@@ -95,15 +95,16 @@ class Card:
 def value_origins(variant: Variant, given: Mapping[str, str]) -> dict[str, str]:
     """Where each value of a variant came from: what the caller knows, else its axis choice, conventions or paper."""
     paper = resolved_values(registered(variant.name, default=variant))
+    choices = resolved_values(variant)
     origins: dict[str, str] = {}
-    for key, value in resolved_values(variant).items():
+    for key, value in choices.items():
         axis = key.partition(".")[0]
         if key in given:
             origins[key] = given[key]
         elif key in paper and paper[key] == value:
             origins[key] = "paper"
         elif axis in given and variant.conventions == "paper":
-            origins[key] = f"default of {axis}, which is {given[axis]}"
+            origins[key] = f"default of {axis}={choices[axis]}"
         else:
             origins[key] = f"conventions={variant.conventions}"
     return origins

@@ -1,0 +1,12 @@
+"""grpo-variants in TRL: the variant trainer and config, and the stock trainer taught the same loss types."""
+
+try:
+    import trl as _trl  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}. Install it with: pip install 'grpo-variants[trl]'") from error
+
+from grpo_variants_trl.config import VariantGRPOConfig
+from grpo_variants_trl.stock import register, registered, unregister
+from grpo_variants_trl.trainer import VariantGRPOTrainer
+
+__all__ = ["VariantGRPOConfig", "VariantGRPOTrainer", "register", "registered", "unregister"]

@@ -1,0 +1,79 @@
+"""The variant card of a TRL run: printed at start, written beside every checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+from trl import GRPOConfig
+
+from grpo_variants.aggregation import Constant
+from grpo_variants.card import Card
+from grpo_variants.filters import ZeroVariance
+from grpo_variants_trl.flags import Choice
+from grpo_variants_trl.windows import needs_whole_window, spans_generations
+
+
+def make_card(choice: Choice, args: GRPOConfig) -> Card:
+    """The card of a variant under a TRL config."""
+    return Card(
+        variant=choice.variant,
+        host="trl",
+        origins=choice.origins,
+        effective=_effective(choice, args),
+        notes=tuple(_notes(choice, args)),
+    )
+
+
+def _effective(choice: Choice, args: GRPOConfig) -> dict[str, Any]:
+    """What the host adds to the objective."""
+    values: dict[str, Any] = {}
+    rule = choice.variant.aggregation
+    if isinstance(rule, Constant) and rule.length is None:
+        values["max_completion_length"] = args.max_completion_length
+    if args.entropy_coef:
+        values["entropy_coef"] = args.entropy_coef
+    if args.use_adaptive_entropy:
+        values["use_adaptive_entropy"] = True
+    if args.reward_weights:
+        values["reward_weights"] = list(args.reward_weights)
+    if _is_approximate(choice, args):
+        values["approximate_windows"] = True
+    return values
+
+
+def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
+    spans = spans_generations(args.gradient_accumulation_steps, args.steps_per_generation, args.num_iterations)
+    return spans and needs_whole_window(choice.variant)
+
+
+def _notes(choice: Choice, args: GRPOConfig) -> list[str]:
+    notes = []
+    if isinstance(choice.variant.filter, ZeroVariance):
+        notes.append(
+            "Groups without signal leave the loss and its counts; they are not refilled by new prompts, so a step may "
+            "train on fewer responses than the batch size says."
+        )
+    if _is_approximate(choice, args):
+        notes.append("Token counts of an optimizer step that spans two generations follow TRL's rule, not exactly.")
+    return notes
+
+
+class CardWriter(TrainerCallback):
+    """Print the card when training starts, and write it beside the output and every checkpoint."""
+
+    def __init__(self, card: Card) -> None:
+        """Keep the card to write."""
+        self.card = card
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Show what is about to be trained."""
+        if state.is_world_process_zero:
+            print(self.card.text(), flush=True)
+            self.card.write(args.output_dir)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put the card into the checkpoint that was just written."""
+        if state.is_world_process_zero:
+            self.card.write(Path(args.output_dir) / f"checkpoint-{state.global_step}")

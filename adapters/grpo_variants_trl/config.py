@@ -1,0 +1,146 @@
+"""VariantGRPOConfig: TRL's config in which an unset flag can be told from an explicit default."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from trl import GRPOConfig
+
+from grpo_variants_trl.flags import (
+    CLIP_MAX_UNSET,
+    FLAGS,
+    TRL_DEFAULTS,
+    Choice,
+    changed_flags,
+    choose,
+    is_variant,
+    native_values,
+    needs_group,
+)
+
+_HELP = {f.name: f.metadata.get("help", "") for f in fields(GRPOConfig)}
+
+
+def _unset(name: str, default: Any = None) -> Any:
+    text = f"{_HELP[name]} Unset: the variant's own value, or {TRL_DEFAULTS[name]!r} with a built-in loss type."
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class VariantGRPOConfig(GRPOConfig):
+    """TRL's `GRPOConfig` with every variant of grpo-variants as a loss type.
+
+    `loss_type="gv_dapo"`, or a spec string: `"gv_dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01"`. TRL's own flags tune
+    the variant, explicit defaults included (`beta=0.0` switches a variant's KL off); one that has no effect on it, or
+    that contradicts the spec string, raises ValueError here, before any model loads. With a built-in loss type nothing
+    changes.
+
+    approximate_windows: count tokens by TRL's rule where an optimizer step's window spans two generations and an exact
+    count is not known; without it such a setting is refused for the variants that need the count.
+    """
+
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS
+
+    approximate_windows: bool = field(
+        default=False,
+        metadata={"help": "Count tokens by TRL's rule where an optimizer step spans two generations."},
+    )
+    beta: float | None = _unset("beta")
+    epsilon: float | None = _unset("epsilon")
+    epsilon_high: float | None = _unset("epsilon_high")
+    delta: float | None = _unset("delta")
+    scale_rewards: str | None = _unset("scale_rewards")
+    importance_sampling_level: str | None = _unset("importance_sampling_level")
+    multi_objective_aggregation: str | None = _unset("multi_objective_aggregation")
+    mask_truncated_completions: bool | None = _unset("mask_truncated_completions")
+    top_entropy_quantile: float | None = _unset("top_entropy_quantile")
+    use_bias_correction_kl: bool | None = _unset("use_bias_correction_kl")
+    off_policy_mask_threshold: float | None = _unset("off_policy_mask_threshold")
+    sapo_temperature_neg: float | None = _unset("sapo_temperature_neg")
+    sapo_temperature_pos: float | None = _unset("sapo_temperature_pos")
+    vespo_k_pos: float | None = _unset("vespo_k_pos")
+    vespo_lambda_pos: float | None = _unset("vespo_lambda_pos")
+    vespo_k_neg: float | None = _unset("vespo_k_neg")
+    vespo_lambda_neg: float | None = _unset("vespo_lambda_neg")
+    vllm_importance_sampling_correction: bool | None = _unset("vllm_importance_sampling_correction")
+    vllm_importance_sampling_mode: str | None = _unset("vllm_importance_sampling_mode")
+    vllm_importance_sampling_clip_max: float | None = _unset("vllm_importance_sampling_clip_max", CLIP_MAX_UNSET)
+    vllm_importance_sampling_clip_min: float | None = _unset("vllm_importance_sampling_clip_min")
+
+    def __post_init__(self) -> None:
+        """Resolve the variant, give TRL the values that it reads, and run TRL's own checks."""
+        given = {name: getattr(self, name) for name in FLAGS if not _is_unset(getattr(self, name), name)}
+        self.choice: Choice | None = choose(self.loss_type, given) if is_variant(self.loss_type) else None
+        values = TRL_DEFAULTS | given if self.choice is None else native_values(self.choice.variant)
+        for name, value in values.items():
+            setattr(self, name, value)
+        self.resolved_loss_type = self.loss_type
+        if self.approximate_windows and self.choice is None:
+            raise ValueError(
+                f"approximate_windows=True has no effect with the built-in loss_type={self.loss_type!r}. Remove it."
+            )
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            if not self._may_do_without_group(error):
+                raise
+
+    def _may_do_without_group(self, error: ValueError) -> bool:
+        """Whether TRL's refusal of one response a prompt, the last of its checks that can fail here, does not apply."""
+        if self.num_generations != 1 or self.choice is None or "at least 2 generations" not in str(error):
+            return False
+        return not needs_group(self.choice.variant)
+
+
+def _is_unset(value: Any, name: str) -> bool:
+    if name == "vllm_importance_sampling_clip_max":
+        return isinstance(value, float) and math.isnan(value)
+    return value is None
+
+
+def choice_of(config: GRPOConfig) -> Choice | None:
+    """The variant that a config asks for, or None with a built-in loss type.
+
+    A plain GRPOConfig is read by what differs from TRL's defaults; its KL coefficient must be the variant's, since the
+    trainer builds the reference from it.
+    Raises ValueError for a flag that was changed after the variant was resolved: it would have no effect.
+    """
+    if not hasattr(config, "choice"):
+        config.choice = _choice_of_plain(config) if is_variant(config.loss_type) else None
+        config.resolved_loss_type = config.loss_type
+    if config.loss_type != config.resolved_loss_type:
+        raise ValueError(
+            f"loss_type was changed from {config.resolved_loss_type!r} to {config.loss_type!r} after the config was "
+            "made; make a new config with it."
+        )
+    if config.choice is not None:
+        _check_untouched(config, config.choice)
+    return config.choice
+
+
+def _choice_of_plain(config: GRPOConfig) -> Choice:
+    choice = choose(config.loss_type, changed_flags(config))
+    wanted = native_values(choice.variant)
+    if config.beta != wanted["beta"]:
+        raise ValueError(
+            f"loss_type={config.loss_type!r} has kl.beta={wanted['beta']:g}, but GRPOConfig has beta={config.beta:g}, "
+            f"from which the trainer builds its reference. Set beta={wanted['beta']:g}, or use VariantGRPOConfig, or "
+            f"switch the KL term off with loss_type='{config.loss_type},kl=none'."
+        )
+    for name, value in wanted.items():
+        setattr(config, name, value)
+    return choice
+
+
+def _check_untouched(config: GRPOConfig, choice: Choice) -> None:
+    for name, value in native_values(choice.variant).items():
+        if getattr(config, name) != value:
+            raise ValueError(
+                f"{name} was set to {getattr(config, name)!r} after the config was made, where it cannot tune "
+                f"{config.loss_type!r} any more. Give it to the config's constructor, or put it into the spec string."
+            )
+
+
+__all__ = ["VariantGRPOConfig", "choice_of"]

@@ -1,0 +1,313 @@
+"""TRL's own flags and what they mean for a variant: one entry a flag, each a function (variant, value) -> variant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any
+
+from trl import GRPOConfig
+
+from grpo_variants.baseline import GroupMean, LeaveOneOut, LengthWeighted
+from grpo_variants.correction import (
+    Correction,
+    OffPolicyMask,
+    SequenceMask,
+    SequenceTruncate,
+    TokenMask,
+    TokenTruncate,
+)
+from grpo_variants.options import choice_name, configure, get, read_options, resolved_values
+from grpo_variants.scale import GroupStd
+from grpo_variants.shaping import Mask
+from grpo_variants.surrogate import Clip
+from grpo_variants.variant import Variant
+
+PREFIX = "gv_"
+
+Tune = Callable[[Variant, Any, Mapping[str, Any]], Variant]
+
+# TRL declares its own default of this flag to be 3.0 and gives None a meaning, so "unset" needs a third value.
+CLIP_MAX_UNSET = math.nan
+
+
+class FlagError(ValueError):
+    """A TRL flag that the variant cannot honour."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A variant that a config asks for, and where its values came from (by the keys of a spec string)."""
+
+    variant: Variant
+    origins: Mapping[str, str]
+
+
+def is_variant(loss_type: str) -> bool:
+    """Whether a loss type names a variant of this package."""
+    return loss_type.startswith(PREFIX)
+
+
+def choose(loss_type: str, given: Mapping[str, Any]) -> Choice:
+    """The variant of a `gv_` loss type with the given native flags applied.
+
+    Raises ValueError for an unknown spec, for a flag that has no effect on the variant, and where a flag and the spec
+    string disagree.
+    """
+    spec = loss_type.removeprefix(PREFIX)
+    in_spec = dict(read_options(spec.partition(",")[2]))
+    variant = get(spec)
+    origins = {key: f"loss_type ({key}={text})" for key, text in _full_keys(variant, in_spec).items()}
+    for flag, value in given.items():
+        tuned = _tuned(variant, flag, value, given)
+        for key in _changed(variant, tuned):
+            if key in origins and not origins[key].startswith("flag"):
+                raise FlagError(
+                    f"{flag}={value!r} and loss_type={loss_type!r} disagree about {key}: "
+                    f"{resolved_values(tuned).get(key)!r} and {resolved_values(variant).get(key)!r}. Set one of them."
+                )
+            origins[key] = f"flag {flag}={value}"
+        for key in FLAG_KEYS.get(flag, ()):
+            if key in resolved_values(tuned):
+                origins.setdefault(key, f"flag {flag}={value}")
+        variant = tuned
+    return Choice(variant, origins)
+
+
+def _full_keys(variant: Variant, in_spec: Mapping[str, str]) -> dict[str, str]:
+    """The keys of a spec string as `resolved_values` writes them: a joined part's field carries the part's name."""
+    full: dict[str, str] = {}
+    for key, text in in_spec.items():
+        axis, _, field = key.partition(".")
+        ends = f".{field.rpartition('.')[2]}"
+        matches = [
+            k for k in resolved_values(variant) if k == key or (field and k.startswith(axis) and k.endswith(ends))
+        ]
+        full |= dict.fromkeys(matches or [key], text)
+    return full
+
+
+def _tuned(variant: Variant, flag: str, value: Any, given: Mapping[str, Any]) -> Variant:
+    try:
+        return FLAGS[flag](variant, value, given)
+    except FlagError:
+        raise
+    except ValueError as error:
+        raise FlagError(f"{flag}={value!r}: {error}") from None
+
+
+def _changed(before: Variant, after: Variant) -> list[str]:
+    old, new = resolved_values(before), resolved_values(after)
+    return [key for key in new if old.get(key, MISSING) != new[key]]
+
+
+def _beta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
+    if value == 0:
+        return configure(variant, {"kl": "none"})
+    options = {} if variant.kl is not None else {"kl": "k3"}  # k3 is TRL's only estimator
+    return configure(variant, {**options, "kl.beta": value})
+
+
+def _epsilon(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
+    clip = _clip(variant, "epsilon", value)
+    if given.get("epsilon_high") is not None:
+        return configure(variant, {"surrogate.low": value})
+    if clip.low != clip.high:
+        raise FlagError(
+            f"epsilon={value!r} alone sets both clip bounds in TRL, but gv_{variant.name} clips at -{clip.low:g} and "
+            f"+{clip.high:g}. Set epsilon_high too (for example epsilon_high={clip.high:g})."
+        )
+    return configure(variant, {"surrogate.low": value, "surrogate.high": value})
+
+
+def _epsilon_high(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
+    _clip(variant, "epsilon_high", value)
+    return configure(variant, {"surrogate.high": value})
+
+
+def _delta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
+    clip = _clip(variant, "delta", value)
+    high = given.get("epsilon_high") or given.get("epsilon") or clip.high
+    if value < 1 + high:
+        raise FlagError(
+            f"delta={value!r} is below 1 + {high:g}, where TRL's two-sided clip also binds for positive advantages; "
+            f"allowed for gv_{variant.name}: at least {1 + high:g}."
+        )
+    return configure(variant, {"surrogate.dual": value})
+
+
+def _clip(variant: Variant, flag: str, value: Any) -> Clip:
+    if not isinstance(variant.surrogate, Clip):
+        raise FlagError(
+            f"{flag}={value!r} has no effect: gv_{variant.name} has surrogate="
+            f"{choice_name('surrogate', variant.surrogate)}, which does not clip. Remove it, or choose surrogate=clip."
+        )
+    return variant.surrogate
+
+
+def _scale_rewards(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
+    words = {"group": "group_std", "batch": "batch_std", "none": "none"}
+    return _same_or(variant, "scale", words[_word("scale_rewards", value, words, {True: "group", False: "none"})])
+
+
+def _importance_sampling_level(variant: Variant, value: str, given: Mapping[str, Any]) -> Variant:
+    _word("importance_sampling_level", value, ("token", "sequence"))
+    return _same_or(variant, "ratio", value)
+
+
+def _mask_truncated(variant: Variant, value: bool, given: Mapping[str, Any]) -> Variant:
+    masks = isinstance(variant.overlong, Mask)
+    return variant if value == masks else configure(variant, {"overlong": "mask" if value else "keep"})
+
+
+def _top_entropy(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
+    if value == 1.0:
+        return _same_or(variant, "tokens", "all")
+    return configure(_same_or(variant, "tokens", "top_entropy"), {"tokens.fraction": value})
+
+
+def _bias_correction_kl(variant: Variant, value: bool, given: Mapping[str, Any]) -> Variant:
+    if variant.kl is None:
+        if value:
+            raise FlagError(
+                f"use_bias_correction_kl={value!r} has no effect: gv_{variant.name} has no KL term. Set beta too, or "
+                "remove it."
+            )
+        return variant
+    return configure(variant, {"kl.weighted": "ratio" if value else "none"})
+
+
+def _multi_objective(variant: Variant, value: str, given: Mapping[str, Any]) -> Variant:
+    if value != "sum_then_normalize":
+        raise FlagError(
+            f"multi_objective_aggregation={value!r} cannot be honoured: gv_{variant.name} adds the weighted rewards up "
+            "before it normalises. Use 'sum_then_normalize', or TRL's built-in loss types."
+        )
+    return variant
+
+
+def _off_policy_mask(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
+    others = tuple(part for part in variant.correction if not isinstance(part, OffPolicyMask))
+    return replace(variant, correction=(*others, OffPolicyMask(threshold=value)))
+
+
+def _vllm_correction(variant: Variant, value: bool, given: Mapping[str, Any]) -> Variant:
+    kept = tuple(part for part in variant.correction if isinstance(part, OffPolicyMask))
+    if not value:
+        return replace(variant, correction=kept)
+    return replace(variant, correction=(_vllm_part(given), *kept))
+
+
+def _vllm_part(given: Mapping[str, Any]) -> Correction:
+    """The correction that TRL's vLLM flags describe, with TRL's defaults for those that are not set."""
+    mode = given.get("vllm_importance_sampling_mode") or TRL_DEFAULTS["vllm_importance_sampling_mode"]
+    high = given.get("vllm_importance_sampling_clip_max", TRL_DEFAULTS["vllm_importance_sampling_clip_max"])
+    low = given.get("vllm_importance_sampling_clip_min")
+    masks = {"token_mask": TokenMask, "sequence_mask": SequenceMask}
+    truncations = {"token_truncate": TokenTruncate, "sequence_truncate": SequenceTruncate}
+    _word("vllm_importance_sampling_mode", mode, (*truncations, *masks))
+    if mode in masks:
+        return masks[mode](low=low, high=high)
+    if high is None:
+        raise FlagError(f"vllm_importance_sampling_mode={mode!r} needs vllm_importance_sampling_clip_max, a number.")
+    return truncations[mode](cap=high, floor=low or 0.0)
+
+
+def _vllm_detail(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
+    if given.get("vllm_importance_sampling_correction") is False:
+        raise FlagError(
+            "vllm_importance_sampling_mode, _clip_max and _clip_min have no effect with "
+            "vllm_importance_sampling_correction=False. Remove them."
+        )
+    return _vllm_correction(variant, True, given)
+
+
+def _unused(surrogate: str) -> Tune:
+    def refuse(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
+        raise FlagError(
+            f"a flag of loss_type={surrogate!r} has no effect on gv_{variant.name}, whose surrogate is "
+            f"{choice_name('surrogate', variant.surrogate)}. Remove it, or use loss_type={surrogate!r}."
+        )
+
+    return refuse
+
+
+def _deprecated(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
+    raise FlagError("it is deprecated in TRL; use vllm_importance_sampling_clip_max.")
+
+
+def _same_or(variant: Variant, axis: str, choice: str) -> Variant:
+    """The variant with a choice on an axis; fields are kept where it has that choice already."""
+    same = choice_name(axis, getattr(variant, axis)) == choice
+    return variant if same else configure(variant, {axis: choice})
+
+
+def _word(flag: str, value: Any, allowed: Any, aliases: Mapping[Any, str] | None = None) -> str:
+    word = (aliases or {}).get(value, value)
+    if word not in allowed:
+        raise FlagError(f"{flag}={value!r} is unknown; allowed: {', '.join(allowed)}.")
+    return str(word)
+
+
+FLAGS: Mapping[str, Tune] = {
+    "importance_sampling_level": _importance_sampling_level,
+    "scale_rewards": _scale_rewards,
+    "multi_objective_aggregation": _multi_objective,
+    "beta": _beta,
+    "use_bias_correction_kl": _bias_correction_kl,
+    "epsilon": _epsilon,
+    "epsilon_high": _epsilon_high,
+    "delta": _delta,
+    "mask_truncated_completions": _mask_truncated,
+    "top_entropy_quantile": _top_entropy,
+    "vllm_importance_sampling_correction": _vllm_correction,
+    "vllm_importance_sampling_mode": _vllm_detail,
+    "vllm_importance_sampling_clip_max": _vllm_detail,
+    "vllm_importance_sampling_clip_min": _vllm_detail,
+    "vllm_importance_sampling_cap": _deprecated,
+    "off_policy_mask_threshold": _off_policy_mask,
+    "sapo_temperature_neg": _unused("sapo"),
+    "sapo_temperature_pos": _unused("sapo"),
+    "vespo_k_pos": _unused("vespo"),
+    "vespo_lambda_pos": _unused("vespo"),
+    "vespo_k_neg": _unused("vespo"),
+    "vespo_lambda_neg": _unused("vespo"),
+}
+
+# What a flag speaks about even where it leaves the value as it was: shown as its origin on the card.
+FLAG_KEYS: Mapping[str, tuple[str, ...]] = {
+    "importance_sampling_level": ("ratio",),
+    "scale_rewards": ("scale",),
+    "beta": ("kl", "kl.beta"),
+    "use_bias_correction_kl": ("kl.weighted",),
+    "epsilon": ("surrogate.low",),
+    "epsilon_high": ("surrogate.high",),
+    "delta": ("surrogate.dual",),
+    "mask_truncated_completions": ("overlong",),
+    "top_entropy_quantile": ("tokens",),
+}
+
+TRL_DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in fields(GRPOConfig) if f.name in FLAGS}
+
+
+def changed_flags(config: GRPOConfig) -> dict[str, Any]:
+    """The flags of a plain GRPOConfig that are not at TRL's default: there an explicit default cannot be told apart."""
+    return {name: getattr(config, name) for name in FLAGS if getattr(config, name) != TRL_DEFAULTS[name]}
+
+
+def native_values(variant: Variant) -> dict[str, Any]:
+    """What TRL's own code needs to read for a variant: it builds the reference, masks and logs by these."""
+    return {
+        **TRL_DEFAULTS,
+        "beta": 0.0 if variant.kl is None else variant.kl.beta,
+        "scale_rewards": "group" if isinstance(variant.scale, GroupStd) else "none",
+        "mask_truncated_completions": isinstance(variant.overlong, Mask),
+        # TRL computes the old log-probabilities a correction reads only where its own correction is on.
+        "vllm_importance_sampling_correction": variant.needs_rollout_logp,
+    }
+
+
+def needs_group(variant: Variant) -> bool:
+    """Whether an advantage is a comparison within a prompt's group, so that one response a prompt teaches nothing."""
+    return isinstance(variant.baseline, (GroupMean, LeaveOneOut, LengthWeighted)) or isinstance(variant.scale, GroupStd)

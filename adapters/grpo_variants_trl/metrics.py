@@ -1,0 +1,81 @@
+"""Metrics of a variant in TRL's logs: exact for the optimizer step, one host synchronisation a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_variants import Loss, keep_groups
+from grpo_variants_trl.rollout import Gathered
+
+# TRL's names where TRL has the metric; the rest keep the core's names under gv/.
+NAMES: Mapping[str, str] = {
+    "kl": "kl",
+    "entropy": "entropy",
+    "clip/low": "clip_ratio/low_mean",
+    "clip/high": "clip_ratio/high_mean",
+    "clip/region": "clip_ratio/region_mean",
+}
+
+
+class WindowMetrics:
+    """Adds micro-batches up and logs their sum when the optimizer step is complete."""
+
+    def __init__(self, trainer: Any) -> None:
+        """Bind the trainer whose log is written."""
+        self.trainer = trainer
+        self._sums: dict[str, Tensor] = {}
+        self._extrema: dict[str, Tensor] = {}
+
+    @property
+    def _log(self) -> Any:
+        return self.trainer._metrics["train" if self.trainer.model.training else "eval"]
+
+    def loss(self, out: Loss, last: bool) -> None:
+        """Take in a micro-batch; `last` closes the optimizer step (or the evaluation batch)."""
+        for name, value in out.metrics.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        for name, value in out.extrema.items():
+            join = torch.minimum if name.endswith("/min") else torch.maximum
+            self._extrema[name] = join(self._extrema[name], value) if name in self._extrema else value
+        if last:
+            self._flush()
+
+    def _flush(self) -> None:
+        accelerator = self.trainer.accelerator
+        sums, names = list(self._sums), list(self._extrema)
+        # A minimum is the negative of a maximum, so one gather serves both ends.
+        sign = torch.tensor([-1.0 if name.endswith("/min") else 1.0 for name in names], device=accelerator.device)
+        packed = torch.stack([v.float() for v in (*self._sums.values(), *self._extrema.values())])
+        ranks = accelerator.gather(packed.unsqueeze(0))
+        total = ranks[:, : len(sums)].sum(0)
+        widest = (ranks[:, len(sums) :] * sign).amax(0) * sign
+        for name, value in zip([*sums, *names], torch.cat([total, widest]).tolist(), strict=True):
+            self._log[NAMES.get(name, f"gv/{name}")].append(value)
+        self._sums, self._extrema = {}, {}
+
+    def rollout(self, seen: Gathered, advantages: Tensor, kept: Tensor | None, greedy: Tensor | None) -> None:
+        """Mend what TRL has logged about a generation batch by its own advantages, and add the variant's."""
+        trainer, log = self.trainer, self._log
+        weights = trainer.reward_weights.to(seen.rewards.device)
+        rewards = (seen.rewards * weights).nansum(1)
+        valid = ~seen.rewards.isnan().all(1)
+        with_signal = keep_groups(rewards, seen.groups, valid)
+        log["frac_reward_zero_std"][-1] = 1 - with_signal.float().mean().item()
+        shown = advantages if advantages.dim() == 1 else _row_mean(advantages, seen)
+        table = trainer._logs["advantages"]
+        for _ in range(min(len(table), len(shown))):
+            table.pop()
+        table.extend(shown.tolist())
+        if kept is not None:
+            log["gv/kept_responses"].append(kept.float().mean().item())
+        if greedy is not None:
+            log["gv/greedy_reward"].append((greedy * weights).nansum(1).mean().item())
+
+
+def _row_mean(advantages: Tensor, seen: Gathered) -> Tensor:
+    """Mean advantage of a response's tokens, for a table with one number a response."""
+    return advantages.sum(1) / seen.loss_lengths.clamp(min=1)

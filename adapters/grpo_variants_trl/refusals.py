@@ -1,0 +1,89 @@
+"""What the TRL host cannot do for a variant: refused by name when the trainer is made, never at step 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trl import GRPOConfig
+
+from grpo_variants.aggregation import Constant
+from grpo_variants.baseline import Greedy
+from grpo_variants.credit import Process
+from grpo_variants.filters import ZeroVariance
+from grpo_variants.shaping import Penalty
+from grpo_variants.variant import Variant
+from grpo_variants_trl.flags import Choice
+from grpo_variants_trl.windows import needs_whole_window, spans_generations
+
+
+def check_host(choice: Choice, args: GRPOConfig, rollout_func: Any, tools: Any) -> None:
+    """Raise ValueError for what the host cannot honour, with what to do instead."""
+    variant, name = choice.variant, args.loss_type
+    for reason in _reasons(variant, choice, args, rollout_func, tools):
+        raise ValueError(f"loss_type={name!r} cannot be honoured by TRL: {reason}")
+
+
+def _reasons(variant: Variant, choice: Choice, args: GRPOConfig, rollout_func: Any, tools: Any) -> list[str]:
+    reasons = [*_inputs(variant, args, rollout_func, tools), *_lengths(variant, args), *_window(variant, args)]
+    if isinstance(variant.filter, ZeroVariance) and "filter.max_rounds" in choice.origins:
+        reasons.append(
+            "filter.max_rounds has no effect, since dropped groups are not refilled by new prompts. Remove it."
+        )
+    return reasons
+
+
+def _inputs(variant: Variant, args: GRPOConfig, rollout_func: Any, tools: Any) -> list[str]:
+    reasons = []
+    if isinstance(variant.credit, Process):
+        reasons.append("credit=process needs step rewards, but a reward function gives one number a response.")
+    if variant.needs_rollout_logp and not args.use_vllm and rollout_func is None:
+        reasons.append(
+            "its correction or anchor reads the rollout engine's log-probabilities, which transformers' generation "
+            "does not report. Set use_vllm=True, or remove it (correction=none, ratio.anchor=old)."
+        )
+    if isinstance(variant.baseline, Greedy) and (args.use_vllm or rollout_func is not None or tools):
+        reasons.append(
+            "baseline=greedy draws a greedy response with transformers' generation; it is not combined with vLLM, "
+            "rollout_func or tools."
+        )
+    if isinstance(variant.baseline, Greedy) and isinstance(variant.overlong, Penalty):
+        reasons.append("overlong=penalty shapes the sampled rewards and not the greedy baseline. Use overlong=keep.")
+    if variant.tokens.denominator == "kept":
+        reasons.append(
+            "tokens.denominator=kept needs the number of kept tokens of the whole step before its first backward pass. "
+            "Use tokens.denominator=all."
+        )
+    return reasons
+
+
+def _lengths(variant: Variant, args: GRPOConfig) -> list[str]:
+    limit = args.max_completion_length
+    if limit is None and isinstance(variant.aggregation, Constant) and variant.aggregation.length is None:
+        return ["aggregation=constant needs max_completion_length, or aggregation.length in the spec string."]
+    if isinstance(variant.overlong, Penalty) and (limit is None or variant.overlong.buffer > limit):
+        return [
+            f"overlong.buffer={variant.overlong.buffer} does not fit into max_completion_length={limit}; allowed: at "
+            "most that length."
+        ]
+    return []
+
+
+def _window(variant: Variant, args: GRPOConfig) -> list[str]:
+    accumulation, steps, iterations = args.gradient_accumulation_steps, args.steps_per_generation, args.num_iterations
+    if not spans_generations(accumulation, steps, iterations) or not needs_whole_window(variant):
+        return []
+    if getattr(args, "approximate_windows", False) and not variant.aggregation.of_group:
+        return []
+    nearest = " or ".join(f"steps_per_generation={s}" for s in _nearest(accumulation, steps, iterations))
+    switch = "" if variant.aggregation.of_group else ", or approximate_windows=True to count by TRL's rule"
+    return [
+        f"an optimizer step of {accumulation} micro-batches spans two generations of {steps} x {iterations}, so the "
+        f"lengths that its weights need are not known at its first micro-batch. Set {nearest}{switch}."
+    ]
+
+
+def _nearest(accumulation: int, steps: int, iterations: int) -> list[int]:
+    """The settings of steps_per_generation next to the given one whose generations hold whole windows."""
+    fits = [s for s in range(1, steps + accumulation + 1) if (s * iterations) % accumulation == 0]
+    below, above = [s for s in fits if s < steps], [s for s in fits if s > steps]
+    return below[-1:] + above[:1]

@@ -1,0 +1,159 @@
+"""What happens to a generation batch: rewards to advantages, group filter, overlong rule, greedy baseline."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.data_utils import is_conversational
+
+from grpo_variants import Rollouts, Variant, advantages, keep_groups, soft_overlong_penalty
+from grpo_variants.filters import ZeroVariance
+from grpo_variants.shaping import Penalty
+from grpo_variants_trl.windows import GROUP, KEEP, loss_mask
+
+_GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
+
+
+class Gathered:
+    """A generation batch seen by every rank: per-function rewards, groups, lengths and, if asked for, token tensors."""
+
+    def __init__(self, trainer: Any, out: dict[str, Any], rewards: Tensor, group_size: int) -> None:
+        """Gather what the advantage rule reads; `rewards` [N, K] are gathered already."""
+        self.accelerator = trainer.accelerator
+        self.rewards = rewards
+        self.groups = torch.arange(len(rewards), device=rewards.device) // group_size
+        self.mask = loss_mask(out)
+        self.lengths = self.accelerator.gather(out["completion_mask"].sum(1))
+        self.loss_lengths = self.accelerator.gather(self.mask.sum(1))
+        self.truncated = self.accelerator.gather(_is_truncated(trainer, out))
+
+    def tokens(self, value: Tensor) -> Tensor:
+        """A [B, T] tensor of every rank as [N, T], padded to the longest."""
+        padded = self.accelerator.pad_across_processes(value, dim=1)
+        return self.accelerator.gather(padded)
+
+    def own(self, value: Tensor) -> Tensor:
+        """Take the part of a gathered tensor that is this rank's, in its own width."""
+        rows = len(self.mask)
+        part = value[self.accelerator.process_index * rows :][:rows]
+        return part if part.dim() == 1 else part[:, : self.mask.shape[1]]
+
+
+def _is_truncated(trainer: Any, out: dict[str, Any]) -> Tensor:
+    """Whether a completion does not end in a stop token: [B] bool; one that TRL has masked is."""
+    length = out["completion_mask"].sum(1)
+    last = out["completion_ids"].gather(1, (length - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    stops = torch.tensor([*trainer.eos_token_ids, trainer._tokenizer.pad_token_id], device=last.device)
+    return ~torch.isin(last, stops) | (length == 0)
+
+
+def variant_advantages(trainer: Any, variant: Variant, out: dict[str, Any], seen: Gathered, greedy: Any) -> Tensor:
+    """Advantages of every rank's responses under the variant: [N], or [N, T]."""
+    rewards, weights = seen.rewards, trainer.reward_weights.to(seen.rewards.device)
+    valid = ~rewards.isnan().all(1)
+    if variant.overlong.statistics == "drop":
+        valid &= ~seen.truncated
+    greedy_rewards = None if greedy is None else (greedy * weights).nansum(1)
+    if isinstance(variant.overlong, Penalty):
+        penalty = soft_overlong_penalty(
+            seen.lengths,
+            trainer.max_completion_length,
+            variant.overlong.buffer,
+            variant.overlong.factor,
+        )
+        rewards = torch.cat([rewards, penalty.unsqueeze(1).to(rewards.dtype)], dim=1)
+        weights = torch.cat([weights, weights.new_ones(1)])
+    token_inputs = {}
+    if variant.per_token or variant.kl_in_reward:
+        token_inputs["mask"] = seen.tokens(seen.mask.int()).bool()
+    if variant.kl_in_reward:
+        token_inputs |= {
+            "old_logp": seen.tokens(out["old_per_token_logps"]),
+            "ref_logp": seen.tokens(out["ref_per_token_logps"]),
+        }
+    return advantages(
+        variant,
+        Rollouts(
+            rewards=rewards,
+            groups=seen.groups,
+            lengths=seen.loss_lengths,
+            valid=valid,
+            reward_weights=weights,
+            greedy_rewards=greedy_rewards,
+            **token_inputs,
+        ),
+    )
+
+
+def filter_groups(trainer: Any, variant: Variant, out: dict[str, Any], seen: Gathered) -> Tensor | None:
+    """Mark the responses of groups without signal as dropped; returns which of every rank's are kept, or None."""
+    if not isinstance(variant.filter, ZeroVariance):
+        return None
+    values = seen.rewards * trainer.reward_weights.to(seen.rewards.device)
+    missing = values.isnan().all(1)
+    if variant.filter.metric is None:
+        values = values.nansum(1)
+    else:
+        values = seen.rewards[:, trainer.reward_func_names.index(variant.filter.metric)]
+    kept = keep_groups(values, seen.groups, ~missing)
+    out[KEEP] = seen.own(kept)
+    out["num_items_in_batch"] = trainer.accelerator.gather(loss_mask(out).sum()).sum()
+    return kept
+
+
+def mark_groups(out: dict[str, Any], seen: Gathered) -> None:
+    """Keep each response's group with the buffer, for an aggregation by prompt."""
+    out[GROUP] = seen.own(seen.groups)
+
+
+def greedy_rewards(trainer: Any, inputs: list[dict[str, Any]], group_size: int) -> Tensor:
+    """Rewards of the policy's greedy response to each prompt, by reward function: [N, K], gathered.
+
+    One greedy response a prompt of this rank is generated; the responses of a prompt share it.
+    """
+    first = trainer.accelerator.process_index * len(inputs)
+    group = [(first + row) // group_size for row in range(len(inputs))]
+    owner = {g: row for row, g in reversed(list(enumerate(group)))}
+    prompts = [inputs[row]["prompt"] for row in owner.values()]
+    place = {g: index for index, g in enumerate(owner)}
+    ids, images, fields = trainer._tokenize_prompts(copy.deepcopy(prompts))
+    with _greedy_generation(trainer):
+        completion_ids, _ = trainer._generate_single_turn(ids, images, fields, 1)
+    texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+    conversational = is_conversational({"prompt": prompts[0]})
+    completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
+    chosen = [place[g] for g in group]
+    with _without_logging(trainer):
+        return trainer.score(
+            inputs,
+            [x["prompt"] for x in inputs],
+            [completions[c] for c in chosen],
+            [completion_ids[c] for c in chosen],
+        )
+
+
+@contextmanager
+def _greedy_generation(trainer: Any) -> Iterator[None]:
+    config, kwargs = trainer.generation_config, trainer.generation_kwargs
+    trainer.generation_config = copy.deepcopy(config)
+    trainer.generation_config.update(**_GREEDY)
+    trainer.generation_kwargs = {**kwargs, **_GREEDY}
+    try:
+        yield
+    finally:
+        trainer.generation_config, trainer.generation_kwargs = config, kwargs
+
+
+@contextmanager
+def _without_logging(trainer: Any) -> Iterator[None]:
+    """What reward functions log about greedy responses is not about the sampled ones that the tables show."""
+    extra, metrics = copy.deepcopy(trainer._pending_extra_logs), copy.deepcopy(trainer._pending_metrics)
+    try:
+        yield
+    finally:
+        trainer._pending_extra_logs, trainer._pending_metrics = extra, metrics

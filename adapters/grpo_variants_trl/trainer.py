@@ -1,0 +1,248 @@
+"""VariantGRPOTrainer: TRL's trainer with the advantages and the loss of a variant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+
+from grpo_variants import Loss, Tokens, Variant, policy_loss
+from grpo_variants.baseline import Greedy
+from grpo_variants.card import differences, read_card
+from grpo_variants.filters import TopEntropy
+from grpo_variants_trl.cards import CardWriter, make_card
+from grpo_variants_trl.config import choice_of
+from grpo_variants_trl.entropy import EntropyBonus
+from grpo_variants_trl.metrics import WindowMetrics
+from grpo_variants_trl.refusals import check_host
+from grpo_variants_trl.rollout import Gathered, filter_groups, greedy_rewards, mark_groups, variant_advantages
+from grpo_variants_trl.windows import (
+    Window,
+    approximate_window,
+    loss_mask,
+    open_window,
+)
+
+# What a model's forward may read besides token ids: TRL puts these into the batch under the same names.
+_MODEL_INPUTS = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+
+STATE_FILE = "grpo_variants_state.json"
+
+
+class VariantMixin:
+    """The hooks of a variant over TRL's GRPOTrainer; with a built-in loss type every hook is TRL's own.
+
+    Rewards become advantages after TRL has generated and scored, the loss replaces TRL's `_compute_loss`, and
+    everything else (generation, buffering, reference, logging, checkpoints) stays with TRL.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Resolve the variant and refuse what cannot be honoured, then let TRL build itself."""
+        config = kwargs.get("args") or (args[2] if len(args) > 2 else None)
+        self._choice = None if config is None else choice_of(config)
+        if self._choice is None:
+            super().__init__(*args, **kwargs)
+            return
+        check_host(self._choice, config, kwargs.get("rollout_func"), kwargs.get("tools"))
+        super().__init__(*args, **kwargs)
+        self._check_reward_names()
+        self._window: Window | None = None
+        self._measured = WindowMetrics(self)
+        self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
+        self.variant_card = make_card(self._choice, self.args)
+        self.add_callback(CardWriter(self.variant_card))
+
+    @property
+    def variant(self) -> Variant | None:
+        """The variant that is trained, or None with a built-in loss type."""
+        return None if self._choice is None else self._choice.variant
+
+    def _check_reward_names(self) -> None:
+        metric = getattr(self.variant.filter, "metric", None)
+        if metric is not None and metric not in self.reward_func_names:
+            known = ", ".join(self.reward_func_names)
+            raise ValueError(f"filter.metric={metric!r} is no reward function; allowed: {known}, or none.")
+
+    # Rollouts
+
+    def score(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Tensor:
+        """Rewards by function of every rank, as TRL computes them: [N, K]; NaN where a function gave None."""
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        self._rewards_per_func = self.score(inputs, prompts, completions, completion_ids_list)
+        return self._rewards_per_func
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        out = super()._generate_and_score_completions(inputs)
+        if self.variant is None:
+            return out
+        training = self.model.training
+        group_size = self.num_generations if training else self.num_generations_eval
+        greedy = greedy_rewards(self, inputs, group_size) if isinstance(self.variant.baseline, Greedy) else None
+        if self.variant.kl_in_reward:
+            self._add_old_logps(out)
+        seen = Gathered(self, out, self._rewards_per_func, group_size)
+        value = variant_advantages(self, self.variant, out, seen, greedy)
+        out["advantages"] = seen.own(value)
+        mark_groups(out, seen)
+        kept = filter_groups(self, self.variant, out, seen)
+        self._measured.rollout(seen, value, kept, greedy)
+        return out
+
+    def _add_old_logps(self, out: dict[str, Any]) -> None:
+        """A penalty in the reward needs the sampling policy's log-probabilities, which TRL skips on policy."""
+        if "old_per_token_logps" not in out:
+            training = self.model.training
+            size = self.args.per_device_train_batch_size if training else self.args.per_device_eval_batch_size
+            with torch.no_grad():
+                out["old_per_token_logps"], _, _ = self._score_tokens(self.model, out, batch_size=size)
+
+    def _score_tokens(self, model: Any, inputs: dict[str, Any], **options: Any) -> Any:
+        """Log-probabilities, entropies and auxiliary loss of the completions, by TRL's own forward."""
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        known = {name: inputs.get(name) for name in _MODEL_INPUTS}
+        return self._get_per_token_logps_and_entropies(
+            model,
+            ids,
+            attention,
+            inputs["completion_ids"].size(1),
+            **options,
+            **known,
+        )
+
+    # Loss
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if self.variant is None:
+            return super()._compute_loss(model, inputs)
+        logp, entropy, aux_loss = self._score_tokens(
+            model,
+            inputs,
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+        )
+        window = self._current_window(inputs)
+        x = self._tokens(inputs, logp, entropy, window.next_weights())
+        out = policy_loss(self.variant, x, window.counts)
+        loss = out.loss
+        if self._entropy_bonus is not None:
+            loss = loss + self._entropy_bonus(entropy, x, window)
+        if self.aux_loss_enabled:
+            loss = loss + self._aux_term(aux_loss)
+        self._close(out, window)
+        return loss
+
+    def _tokens(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor, weights: Tensor | None) -> Tokens:
+        mask = loss_mask(inputs)
+        old = inputs.get("old_per_token_logps")
+        sampled = inputs.get("sampling_per_token_logps")
+        if sampled is not None:
+            # vLLM reports NaN for a token that it could not score: no evidence of a mismatch, hence a weight of 1.
+            sampled = torch.where(sampled.isnan(), logp.detach() if old is None else old, sampled)
+        keep = None
+        if isinstance(self.variant.tokens, TopEntropy):
+            keep = self.get_high_entropy_mask(entropy.detach(), mask, 1 - self.variant.tokens.fraction)
+        return Tokens(
+            logp=logp,
+            mask=mask,
+            advantages=inputs["advantages"],
+            old_logp=old,
+            ref_logp=inputs.get("ref_per_token_logps"),
+            rollout_logp=sampled,
+            entropy=entropy.detach(),
+            row_weights=weights,
+            keep=keep,
+        )
+
+    def _current_window(self, inputs: dict[str, Any]) -> Window:
+        """The optimizer step that this micro-batch belongs to; opened at its first one."""
+        limit = self.max_completion_length
+        if not self.model.training:
+            return open_window(self.variant, [inputs], self.accelerator, limit)
+        if self._window is None or self._window.left == 0:
+            size = self.current_gradient_accumulation_steps
+            steps = self.args.steps_per_generation
+            if self._is_whole(size):
+                batches = [self._buffered_inputs[(self._step + i) % steps] for i in range(size)]
+                self._window = open_window(self.variant, batches, self.accelerator, limit)
+            else:
+                self._window = approximate_window(inputs, self.accelerator, size / steps, limit, size)
+        return self._window
+
+    def _is_whole(self, size: int) -> bool:
+        """Whether the window's micro-batches are all in the buffer."""
+        every = self.args.steps_per_generation * self.num_iterations
+        return self._step % every + size <= every
+
+    def _aux_term(self, aux_loss: Tensor) -> Tensor:
+        accumulated = self.current_gradient_accumulation_steps if self.model.training else 1
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["aux_loss"].append(self.accelerator.gather_for_metrics(aux_loss).mean().item())
+        return self.router_aux_loss_coef * aux_loss / accumulated
+
+    def _close(self, out: Loss, window: Window) -> None:
+        """Count the micro-batch off its window and hand its metrics in."""
+        window.left -= 1
+        self._measured.loss(out, last=window.left == 0)
+
+    # Checkpoints
+
+    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+        """Train as TRL does; a window that an interruption left open is forgotten."""
+        self._window = None
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.variant is not None and self.args.should_save:
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            (folder / STATE_FILE).write_text(json.dumps({"step": self._step}) + "\n")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.variant is None or checkpoint is None:
+            return
+        self._report_other_card(checkpoint)
+        path = Path(checkpoint) / STATE_FILE
+        if path.exists():
+            # TRL starts its micro-batch counter anew, out of step with the sampler that it fast-forwards.
+            self._step = json.loads(path.read_text())["step"]
+
+    def _report_other_card(self, checkpoint: str) -> None:
+        before = read_card(checkpoint)
+        changed = [] if before is None else differences(before, self.variant_card.as_dict())
+        if changed and self.accelerator.is_main_process:
+            lines = "\n  ".join(changed)
+            self.accelerator.print(f"warning: {checkpoint} was trained with another objective:\n  {lines}", flush=True)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """TRL's model card with the objective's paragraph."""
+        super().create_model_card(*args, **kwargs)
+        readme = Path(self.args.output_dir) / "README.md"
+        if self.variant is not None and readme.exists():
+            readme.write_text(readme.read_text().rstrip() + "\n\n" + self.variant_card.paragraph())
+
+
+class VariantGRPOTrainer(VariantMixin, GRPOTrainer):
+    """TRL's `GRPOTrainer` with every variant of grpo-variants as a loss type.
+
+    Takes what GRPOTrainer takes; give it a `VariantGRPOConfig(loss_type="gv_dapo", ...)`. With a built-in loss type it
+    is GRPOTrainer. Raises ValueError where TRL cannot do what the variant asks for, before any training.
+    """

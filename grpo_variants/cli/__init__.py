@@ -1,0 +1,1 @@
+"""The command line: `grpo-variants list | show | trl | translate | doctor`."""

@@ -1,0 +1,50 @@
+"""`grpo-variants list` and `grpo-variants show SPEC`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from grpo_variants.card import value_origins
+from grpo_variants.catalogue import names, registered
+from grpo_variants.options import get, resolved_values
+
+_LISTED = ("baseline", "scale", "ratio", "surrogate", "kl", "aggregation")
+
+
+def list_variants() -> None:
+    """List every variant with its main axes."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("variant", *_LISTED, "what it is"):
+        table.add_column(column, overflow="fold")
+    for name in names():
+        variant = registered(name)
+        values = resolved_values(variant)
+        table.add_row(name, *(str(values[axis]) for axis in _LISTED), variant.summary)
+    Console().print(table)
+
+
+def show(
+    spec: Annotated[str, typer.Argument(help="A variant, or a spec string such as 'dapo,kl=k3,kl.beta=0.01'.")],
+) -> None:
+    """Show a variant: formula, every value and where it comes from, references, and what the hosts have."""
+    variant = get(spec.removeprefix("gv_"))
+    values = resolved_values(variant)
+    given = {key: "spec string" for key in values if f"{key}=" in spec}
+    origins = value_origins(variant, given)
+    console = Console(highlight=False)
+    console.print(f"[bold]{variant}[/bold]\n{variant.summary}\n\n{variant.formula}\n", soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("key", "value", "from"):
+        table.add_column(column)
+    for key, value in values.items():
+        table.add_row(key, "none" if value is None else str(value), origins[key])
+    console.print(table)
+    console.print()
+    for reference in variant.references:
+        console.print(f"source: {reference}", soft_wrap=True)
+    for host, verdict in variant.hosts:
+        console.print(f"{host}: {verdict}", soft_wrap=True)
