@@ -39,7 +39,7 @@ def dataset(rows=64):
 
 def exact(completion_ids, t, **kwargs):
     """1 where the completion is t ones and the end."""
-    return [float(ids == [ONE] * n + [END]) for ids, n in zip(completion_ids, t)]
+    return [float(ids == [ONE] * n + [END]) for ids, n in zip(completion_ids, t, strict=True)]
 
 
 def ones(completion_ids, **kwargs):

@@ -12,19 +12,17 @@ from grpo_variants.card import value_origins
 from grpo_variants.catalogue import names, registered
 from grpo_variants.options import get, resolved_values
 
-_LISTED = ("baseline", "scale", "ratio", "surrogate", "kl", "aggregation")
-
 
 def list_variants() -> None:
-    """List every variant with its main axes."""
+    """List every variant."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("variant", *_LISTED, "what it is"):
-        table.add_column(column, overflow="fold")
+    table.add_column("variant", no_wrap=True)
+    table.add_column("what it is")
     for name in names():
-        variant = registered(name)
-        values = resolved_values(variant)
-        table.add_row(name, *(str(values[axis]) for axis in _LISTED), variant.summary)
-    Console().print(table)
+        table.add_row(name, registered(name).summary)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("\nMore about one: grpo-variants show NAME")
 
 
 def show(
