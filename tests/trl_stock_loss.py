@@ -1,0 +1,90 @@
+"""TRL's own `_compute_loss`, called on a stub that holds the attributes it reads: host parity in milliseconds."""
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+
+class OneProcess:
+    num_processes = 1
+    process_index = 0
+    sync_gradients = True
+
+    def gather(self, value):
+        return value
+
+    gather_for_metrics = gather
+
+    def reduce(self, value, reduction="sum"):
+        return value
+
+    def pad_across_processes(self, value, dim=0, pad_index=0):
+        return value
+
+
+def stub(logp, entropy, training=True, accumulation=1, steps=1, **flags):
+    """A trainer that answers the forward pass with the given log-probabilities."""
+    args = GRPOConfig(
+        output_dir="unused",
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=steps,
+        **flags,
+    )
+    trainer = SimpleNamespace(
+        args=args,
+        accelerator=OneProcess(),
+        model=SimpleNamespace(training=training),
+        aux_loss_enabled=False,
+        beta=args.beta,
+        current_gradient_accumulation_steps=accumulation,
+        entropy_coef=args.entropy_coef,
+        epsilon_high=args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        epsilon_low=args.epsilon,
+        importance_sampling_level=args.importance_sampling_level,
+        loss_type=args.loss_type,
+        max_completion_length=args.max_completion_length,
+        off_policy_mask_threshold=args.off_policy_mask_threshold,
+        top_entropy_quantile=args.top_entropy_quantile,
+        use_adaptive_entropy=args.use_adaptive_entropy,
+        use_vllm="vllm_importance_sampling_mode" in flags,
+        vllm_importance_sampling_correction=args.vllm_importance_sampling_correction,
+        _entropy_bonus_enabled=args.entropy_coef != 0.0,
+        _entropy_window_stats=None,
+        _last_world_entropy=float("inf"),
+        _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
+        _get_per_token_logps_and_entropies=lambda *a, **k: (logp, entropy, None),
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+    )
+    trainer.get_high_entropy_mask = GRPOTrainer.get_high_entropy_mask.__get__(trainer)
+    return trainer
+
+
+def stock_loss(batch, accumulation=1, steps=1, training=True, **flags):
+    """TRL's loss, its gradient with respect to logp, and its metrics."""
+    logp = batch["logp"].clone().requires_grad_(True)
+    trainer = stub(logp, batch["entropy"], training, accumulation, steps, **flags)
+    mask = batch["mask"].long()
+    rows, width = mask.shape
+    inputs = {
+        "prompt_ids": torch.zeros(rows, 1, dtype=torch.long),
+        "prompt_mask": torch.ones(rows, 1, dtype=torch.long),
+        "completion_ids": torch.zeros(rows, width, dtype=torch.long),
+        "completion_mask": mask,
+        "advantages": batch["advantages"],
+        "num_items_in_batch": batch.get("num_items", mask.sum()),
+        "old_per_token_logps": batch["old_logp"],
+        "ref_per_token_logps": batch["ref_logp"],
+        "sampling_per_token_logps": batch["rollout_logp"],
+    }
+    for name in ("tool_mask", "importance_sampling_ratio"):
+        if name in batch:
+            inputs[name] = batch[name]
+    loss = GRPOTrainer._compute_loss(trainer, None, inputs)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    return loss.detach(), gradient, {key: value[-1] for key, value in trainer._metrics["train"].items()}
