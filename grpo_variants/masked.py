@@ -49,7 +49,7 @@ def discounted_sum_to_go(value: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """
     if gamma == 1.0:
         return reverse_cumsum(value)
-    total, factor = value, torch.where(mask, gamma, 1.0).to(value.dtype)
+    total, factor = value, torch.ones_like(value).masked_fill(mask, gamma)
     shift, width = 1, value.shape[-1]
     while shift < width:
         pad = (0, shift)

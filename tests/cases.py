@@ -1,0 +1,256 @@
+"""Random optimizer steps and random members of the family, shared by the tests."""
+
+from dataclasses import MISSING, dataclass, fields, replace
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+import grpo_variants as gv
+from grpo_variants.options import resolved_values
+from grpo_variants.variant import AXES, FENCES
+
+TOKEN_INPUTS = ("logp", "old_logp", "ref_logp", "rollout_logp", "entropy")
+ROLLOUT_INPUTS = (
+    "rewards",
+    "groups",
+    "valid",
+    "mask",
+    "token_rewards",
+    "step_ends",
+    "greedy_rewards",
+    "reward_weights",
+    "old_logp",
+    "ref_logp",
+)
+LENGTH = 7.0  # the host's maximum completion length, for aggregation=constant
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rollouts and tokens of one optimizer step, as NumPy arrays; absent inputs are None."""
+
+    groups: list
+    rewards: np.ndarray
+    mask: np.ndarray
+    logp: np.ndarray
+    old_logp: np.ndarray
+    ref_logp: np.ndarray
+    rollout_logp: np.ndarray
+    entropy: np.ndarray
+    valid: np.ndarray | None = None
+    token_rewards: np.ndarray | None = None
+    step_ends: np.ndarray | None = None
+    greedy_rewards: np.ndarray | None = None
+    reward_weights: np.ndarray | None = None
+    advantages: np.ndarray | None = None
+    keep: np.ndarray | None = None
+    correction: np.ndarray | None = None
+    row_weights: np.ndarray | None = None
+
+    def __getitem__(self, rows):
+        """The same step for a selection of its responses."""
+        chosen = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "reward_weights"}
+        picked = {name: value[rows] for name, value in chosen.items() if name != "groups" and value is not None}
+        return replace(self, groups=[self.groups[i] for i in rows], **picked)
+
+    def tensors(self, dtype):
+        """Every input as a tensor, floating ones in `dtype`."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        kept = {"groups": given.pop("groups")}
+        for name, value in given.items():
+            tensor = torch.as_tensor(value)
+            kept[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        return kept
+
+    def rollouts(self, dtype=torch.float64, **changes):
+        """Inputs of `gv.advantages`."""
+        given = {name: value for name, value in self.tensors(dtype).items() if name in ROLLOUT_INPUTS}
+        return gv.Rollouts(**(given | changes))
+
+    def tokens(self, dtype=torch.float64, **changes):
+        """Inputs of `gv.policy_loss`; logp is a leaf with a gradient."""
+        wanted = (*TOKEN_INPUTS, "mask", "groups", "advantages", "keep", "correction", "row_weights")
+        given = {name: value for name, value in self.tensors(dtype).items() if name in wanted} | changes
+        given["logp"] = given["logp"].detach().clone().requires_grad_()
+        return gv.Tokens(**given)
+
+    def plain(self, dtype=torch.float64):
+        """Inputs of the oracle: nested lists of the numbers that a tensor of `dtype` holds."""
+        return {name: value if name == "groups" else value.tolist() for name, value in self.tensors(dtype).items()}
+
+
+def ragged_mask(rng, rows, width):
+    """Rows of different lengths with holes; from four rows on, one of them is empty."""
+    lengths = rng.integers(1, width + 1, rows)
+    mask = np.arange(width) < lengths[:, None]
+    mask &= (rng.random((rows, width)) > 0.2) | (np.arange(width) == lengths[:, None] - 1)
+    if rows > 3:
+        mask[1] = False
+    return mask
+
+
+def random_case(seed, rows=9, width=6, spread=0.4):
+    """A step with uneven, interleaved groups (one of them a singleton), holes, invalid rows and missing rewards.
+
+    spread: standard deviation of the log ratios between the policies.
+    """
+    rng = np.random.default_rng(seed)
+    groups = [f"prompt {g}" for g in rng.integers(0, max(rows // 3, 1), rows)]
+    rewards = rng.choice([0.0, 0.25, 1.0, rng.normal()], (rows, 2)) + rng.normal(size=(rows, 2)) * rng.integers(0, 2)
+    rewards[rng.random((rows, 2)) < 0.1] = np.nan
+    if rows > 3:
+        groups[rows - 1], rewards[rows - 2] = "alone", np.nan
+    mask, logp = ragged_mask(rng, rows, width), -rng.exponential(1.0, (rows, width))
+    return Case(
+        groups=groups,
+        rewards=rewards,
+        valid=rng.random(rows) > 0.1,
+        mask=mask,
+        logp=logp,
+        old_logp=logp + spread * rng.normal(size=logp.shape),
+        ref_logp=logp + spread * rng.normal(size=logp.shape),
+        rollout_logp=logp + spread * rng.normal(size=logp.shape),
+        entropy=rng.exponential(1.0, logp.shape),
+        token_rewards=rng.normal(size=logp.shape),
+        step_ends=rng.random(logp.shape) < 0.5,
+        greedy_rewards=rng.normal(size=(rows, 2)),
+        reward_weights=rng.uniform(0.5, 2.0, 2),
+    )
+
+
+def random_cases(min_rows=1, spread=0.4):
+    """Strategy of random steps."""
+    return st.builds(
+        random_case,
+        st.integers(0, 2**32 - 1),
+        rows=st.integers(min_rows, 9),
+        width=st.integers(1, 6),
+        spread=st.just(spread),
+    )
+
+
+def with_advantages(case, variant, dtype=torch.float64):
+    """The case with the variant's own advantages in it."""
+    return replace(case, advantages=gv.advantages(variant, case.rollouts(dtype)).numpy())
+
+
+def token_advantages(case, seed=0):
+    """The case with one advantage a token, of both signs."""
+    return replace(case, advantages=np.random.default_rng(seed).normal(size=case.mask.shape))
+
+
+def counts_for(variant, case):
+    """Counts of the case as a whole step, where the variant cannot count alone; else None."""
+    if resolved_values(variant).get("aggregation.length", LENGTH) is None:
+        return gv.Counts.of(torch.as_tensor(case.mask), case.groups, length=LENGTH)
+    return None
+
+
+def loss_and_gradient(variant, case, dtype=torch.float64, counts=None, **changes):
+    """Loss, gradient with respect to logp, and everything that `policy_loss` returned."""
+    x = case.tokens(dtype, **changes)
+    out = gv.policy_loss(variant, x, counts or counts_for(variant, case))
+    out.loss.backward()
+    return out.loss.detach(), x.logp.grad, out
+
+
+# Values of every field that a spec string can set, small enough to matter for the cases above.
+FIELD_VALUES = {
+    "scale.eps": (0.0, 1e-6, 0.3),
+    "scale.ddof": (0, 1),
+    "scale.of": ("raw", "centred"),
+    "scale.over": ("responses", "tokens"),
+    "scale.eps_in": ("std", "var"),
+    "credit.gamma": (0.5, 0.9, 1.0),
+    "ratio.bound_low": (None, 0.1, 20.0),
+    "ratio.bound_high": (None, 0.15, 20.0),
+    "ratio.anchor": ("old", "rollout"),
+    "surrogate.low": (0.0, 0.1, 0.2),
+    "surrogate.high": (0.0, 0.15, 0.28),
+    "surrogate.dual": (None, 1.1, 3.0),
+    "kl.beta": (0.0, 0.1, 1.0),
+    "kl.placement": ("loss", "reward"),
+    "kl.gradient": ("own", "k2"),
+    "kl.weighted": ("none", "ratio"),
+    "kl.bound": (None, 0.2, 20.0),
+    "kl.value_bound": (None, 0.05, 10.0),
+    "correction.cap": (1.1, 2.0),
+    "correction.floor": (0.0, 0.9),
+    "correction.low": (None, 0.8),
+    "correction.high": (1.2, 2.0),
+    "correction.threshold": (0.05, 0.3),
+    "aggregation.empty_rows": ("count", "exclude"),
+    "aggregation.length": (None, 12.0),
+    "tokens.fraction": (0.2, 0.5),
+    "tokens.denominator": ("all", "kept"),
+    "filter.metric": (None, "accuracy"),
+    "filter.max_rounds": (1, 10),
+    "overlong.statistics": ("keep", "drop"),
+    "overlong.buffer": (16, 4096),
+    "overlong.factor": (0.5, 1.0),
+}
+
+
+def keys_of(axis, choice):
+    """The field keys of a choice, as a spec string names them; a joined correction's carry the choice."""
+    words = choice.split("+")
+    for word in words:
+        part = AXES[axis].choices[word]
+        if isinstance(part, type):
+            for field in fields(part):
+                yield f"{axis}.{word}.{field.name}" if len(words) > 1 else f"{axis}.{field.name}", field
+
+
+def values_of(key):
+    """Values to try for a field key."""
+    axis, *_, field = key.split(".")
+    return FIELD_VALUES[f"{axis}.{field}"]
+
+
+def text(value):
+    return "none" if value is None else str(value)
+
+
+@st.composite
+def choices_of(draw, axis):
+    """A choice of an axis, or two that are joined by a plus."""
+    table = AXES[axis]
+    words = [word for word in table.choices if word != "none"]
+    if table.joins and draw(st.booleans()):
+        return "+".join(draw(st.permutations(words))[:2])
+    return draw(st.sampled_from(list(table.choices)))
+
+
+@st.composite
+def random_specs(draw):
+    """Spec strings with options on some axes; not every combination means something."""
+    options = {}
+    for axis in draw(st.lists(st.sampled_from(list(AXES)), unique=True, max_size=6)):
+        options[axis] = draw(choices_of(axis))
+        for key, field in keys_of(axis, options[axis]):
+            if field.default is MISSING or draw(st.booleans()):
+                options[key] = text(draw(st.sampled_from(values_of(key))))
+    return ",".join([draw(st.sampled_from(gv.names())), *(f"{key}={value}" for key, value in options.items())])
+
+
+REFUSALS = (
+    *(reason for _, reason in FENCES),
+    "kl.placement='reward' has no gradient through the penalty",
+    "scale.over='tokens' whitens the centred advantages",
+    "correction.low and correction.high are both none",
+    "singleton=raw has no effect",
+)
+
+
+def variant_or_none(spec):
+    """The variant of a random spec string, or None where the combination is refused for a reason that is known."""
+    try:
+        return gv.get(spec)
+    except ValueError as error:
+        if not any(reason in str(error) for reason in REFUSALS):
+            raise
+        return None
+
+
+random_variants = random_specs().map(variant_or_none).filter(lambda variant: variant is not None)
