@@ -1,0 +1,74 @@
+"""Real TRL trainers on the tiny model, and what they did at each micro-batch."""
+
+import grpo_variants_trl as gvt
+import tiny_model
+import torch
+from peft import LoraConfig
+from transformers import PrinterCallback
+
+
+def lora():
+    return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", exclude_modules=["lm_head"])
+
+
+def make(folder, loss_type, trainer=gvt.VariantGRPOTrainer, config=gvt.VariantGRPOConfig, rewards=None, **flags):
+    """A trainer on the tiny model with LoRA; `flags` are the config's, over defaults that suit a test."""
+    defaults = dict(
+        use_cpu=True,
+        bf16=False,
+        learning_rate=3e-3,
+        num_generations=4,
+        per_device_train_batch_size=8,
+        per_device_eval_batch_size=8,
+        max_completion_length=6,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        max_steps=2,
+        seed=1,
+    )
+    extra = {name: flags.pop(name) for name in ("eval_dataset", "callbacks", "peft_config", "tools") if name in flags}
+    extra.setdefault("peft_config", lora())
+    made = trainer(
+        model=tiny_model.model(),
+        reward_funcs=rewards or [tiny_model.exact, tiny_model.ones],
+        args=config(output_dir=str(folder), loss_type=loss_type, **{**defaults, **flags}),
+        train_dataset=tiny_model.dataset(),
+        processing_class=tiny_model.tokenizer(),
+        **extra,
+    )
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+def weights(trainer):
+    """Every trained parameter, as one vector."""
+    return torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters() if p.requires_grad])
+
+
+def recorded(trainer):
+    """Record each micro-batch of a training run: inputs, log-probabilities (with `grad` afterwards), loss, step."""
+    seen = []
+    score, compute = trainer._score_tokens, trainer._compute_loss
+
+    def scoring(model, inputs, **options):
+        out = score(model, inputs, **options)
+        if options.get("compute_entropy"):
+            if out[0].requires_grad:
+                out[0].retain_grad()
+            seen.append({"logp": out[0], "entropy": out[1].detach().clone()})
+        return out
+
+    def computing(model, inputs):
+        loss = compute(model, inputs)
+        seen[-1] |= {"inputs": inputs, "loss": loss.detach().clone(), "step": trainer.state.global_step}
+        return loss
+
+    trainer._score_tokens, trainer._compute_loss = scoring, computing
+    return seen
+
+
+def logged(trainer, key):
+    """The values of a log entry, in order."""
+    return [row[key] for row in trainer.state.log_history if key in row]
