@@ -1,0 +1,178 @@
+"""The documentation that follows from the code: one page a variant, and tables inside pages that people write.
+
+`python -m grpo_variants.docs_pages` writes them below the working directory. A page that a person writes asks for a
+table with a pair of comments, `<!-- begin axes -->` and `<!-- end axes -->`; `BLOCKS` lists the tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import Path
+
+from grpo_variants.catalogue import CATALOGUE
+from grpo_variants.conventions import CONVENTIONS
+from grpo_variants.options import resolved_values
+from grpo_variants.variant import AXES, Reference, Variant
+
+COMMAND = "python -m grpo_variants.docs_pages"
+COMPARED_WITH = "grpo"
+HOSTS = {"trl": "TRL 1.16", "verl": "verl 0.9.1"}
+
+
+def page(variant: Variant) -> str:
+    """The page of one variant, in Markdown."""
+    sections = (
+        f"<!-- Written by `{COMMAND}` from the catalogue. -->\n# {variant.name}",
+        variant.summary,
+        f"```math\n{variant.formula}\n```",
+        "Worked by hand in `tests/handworked.py`; evaluated by `tests/core/test_handworked.py`.",
+        _usage(variant.name),
+        f"## Against {COMPARED_WITH}\n\n{_difference(variant)}",
+        f"## Axes\n\n{_values_table(variant)}",
+        f"## Hosts\n\n{_table(('host', 'verdict'), ((HOSTS[host], verdict) for host, verdict in variant.hosts))}",
+        "## References\n\n" + "\n".join(f"* {_link(reference)}" for reference in variant.references),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def index() -> str:
+    """The page that lists the variants."""
+    head = f"<!-- Written by `{COMMAND}` from the catalogue. -->\n# Variants"
+    return f"{head}\n\n{_variants_table('')}\n"
+
+
+def spec_against(variant: Variant, name: str = COMPARED_WITH) -> str:
+    """The spec string that turns another catalogue entry into this variant."""
+    return str(replace(variant, name=name))
+
+
+def generated(root: Path) -> dict[Path, str]:
+    """Every file that is written, wholly or in part, below the root of the project: path -> text."""
+    folder = root / "docs" / "variants"
+    texts = {folder / f"{variant.name}.md": page(variant) for variant in CATALOGUE} | {folder / "index.md": index()}
+    by_hand = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return texts | {path: fill(path.read_text("utf-8"), path.name) for path in by_hand if path.exists()}
+
+
+def fill(text: str, where: str) -> str:
+    """A text with each block between its begin and end comments replaced; raises ValueError for an unknown block."""
+
+    def block(match: re.Match[str]) -> str:
+        if match["name"] not in BLOCKS:
+            raise ValueError(f"{where}: no block is named {match['name']!r}; known: {', '.join(BLOCKS)}.")
+        return f"{match['begin']}\n{BLOCKS[match['name']](where)}\n{match['end']}"
+
+    return re.sub(r"(?s)(?P<begin><!-- begin (?P<name>\w+) -->).*?(?P<end><!-- end (?P=name) -->)", block, text)
+
+
+def main(root: Path = Path()) -> None:
+    """Write what has changed and remove pages of variants that are gone."""
+    texts = generated(root)
+    for path, text in texts.items():
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+            print(f"wrote {path}")
+    for path in set((root / "docs" / "variants").glob("*.md")) - texts.keys():
+        path.unlink()
+        print(f"removed {path}")
+
+
+def _usage(name: str) -> str:
+    return (
+        f'```python\nimport grpo_variants as gv\n\nvariant = gv.get("{name}")\n```\n\n'
+        f"TRL: `loss_type: gv_{name}`. verl: `gv_{name}` as `algorithm.adv_estimator` and as "
+        "`actor_rollout_ref.actor.policy_loss.loss_mode`."
+    )
+
+
+def _difference(variant: Variant) -> str:
+    if variant.name == COMPARED_WITH:
+        return "The member that the others are compared with."
+    return f"The same algorithm, spelt from {COMPARED_WITH}: `{spec_against(variant)}`"
+
+
+def _values_table(variant: Variant) -> str:
+    values = resolved_values(variant)
+    rows = []
+    for axis, entry in AXES.items():
+        own = (f"{key.removeprefix(axis + '.')}={_text(v)}" for key, v in values.items() if key.startswith(f"{axis}."))
+        rows.append((axis, ", ".join(entry.ends), f"`{values[axis]}`", ", ".join(f"`{field}`" for field in own)))
+    return _table(("axis", "acts on", "choice", "fields"), rows)
+
+
+def _variants_table(where: str) -> str:
+    """Names link to the variants' pages, from the project's root, from docs/ or from the pages' own folder."""
+    folder = {"": "", "README.md": "docs/variants/"}.get(where, "variants/")
+    rows = (
+        (
+            f"[{variant.name}]({folder}{variant.name}.md)",
+            variant.summary,
+            ", ".join(_short_link(reference) for reference in variant.references),
+        )
+        for variant in CATALOGUE
+    )
+    return _table(("variant", "what it is", "defined in"), rows)
+
+
+def _axes_table(where: str) -> str:
+    rows = (
+        (axis, ", ".join(entry.ends), " · ".join(f"`{_choice(word, part)}`" for word, part in entry.choices.items()))
+        for axis, entry in AXES.items()
+    )
+    return _table(("axis", "acts on", "choices, with fields and defaults"), rows)
+
+
+def _choice(word: str, part: type | str | None) -> str:
+    """A choice as it is documented: its word, and its fields with their defaults in parentheses."""
+    if not isinstance(part, type) or not is_dataclass(part) or not fields(part):
+        return word
+    given = (f.name if f.default is MISSING else f"{f.name}={_text(f.default)}" for f in fields(part))
+    return f"{word}({', '.join(given)})"
+
+
+def _conventions_table(where: str) -> str:
+    rows = (
+        (
+            name,
+            entry.axis,
+            ", ".join(entry.choices) or "any",
+            ", ".join(entry.ratios) or "any",
+            ", ".join(f"`{field}={_text(value)}`" for field, value in entry.values.items()),
+        )
+        for name, entries in CONVENTIONS.items()
+        for entry in entries
+    )
+    return _table(("conventions", "axis", "choice", "under ratio", "sets"), rows)
+
+
+BLOCKS: Mapping[str, Callable[[str], str]] = {
+    "variants": _variants_table,
+    "axes": _axes_table,
+    "conventions": _conventions_table,
+}
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = tuple(head)
+    lines = (head, ("---",) * len(head), *rows)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _link(reference: Reference) -> str:
+    return f"[{reference}](https://arxiv.org/abs/{reference.arxiv})" if reference.arxiv else str(reference)
+
+
+def _short_link(reference: Reference) -> str:
+    label = f"arXiv:{reference.arxiv}" if reference.arxiv else f"{reference.title} ({reference.year})"
+    return f"[{label}](https://arxiv.org/abs/{reference.arxiv})" if reference.arxiv else label
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    main()

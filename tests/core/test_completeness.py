@@ -1,0 +1,170 @@
+"""A variant is complete with references, numbers worked by hand, an oracle, a verdict for each host, and its page."""
+
+import re
+from pathlib import Path
+
+import handworked
+import pytest
+import torch
+
+import grpo_variants as gv
+from grpo_variants import docs_pages
+from grpo_variants.catalogue import CATALOGUE
+from grpo_variants.options import resolved_values
+
+ROOT = Path(__file__).parents[2]
+NAMES = [variant.name for variant in CATALOGUE]
+
+every_variant = pytest.mark.parametrize("variant", CATALOGUE, ids=NAMES)
+
+
+def test_names_are_unique_and_first_in_the_registry():
+    assert len(set(NAMES)) == len(NAMES)
+    assert list(gv.names()[: len(NAMES)]) == NAMES
+
+
+def test_exactly_the_catalogue_is_worked_by_hand():
+    assert sorted(handworked.CASES) == sorted(NAMES)
+
+
+@every_variant
+def test_it_says_what_it_is_and_where_it_comes_from(variant):
+    assert re.fullmatch(r"[A-Z].{20,}\.", variant.summary)
+    assert "L" in variant.formula
+    assert variant.formula.count("{") == variant.formula.count("}")
+    assert variant.references
+    for reference in variant.references:
+        assert reference.title
+        assert 1990 <= reference.year <= 2030
+        assert reference.arxiv is None or re.fullmatch(r"\d{4}\.\d{5}", reference.arxiv)
+
+
+@every_variant
+def test_it_has_a_verdict_for_each_host(variant):
+    assert [host for host, _ in variant.hosts] == ["trl", "verl"]
+    for _, verdict in variant.hosts:
+        assert re.match(r"equals \S|advantages equal \S|no counterpart\b.*[:;] \S", verdict), verdict
+
+
+@every_variant
+def test_its_numbers_are_the_paper_s(variant):
+    assert variant.conventions == "paper"
+    assert variant.singleton == "zero"
+
+
+@every_variant
+def test_its_spec_string_and_its_spelling_from_grpo_lead_back_to_it(variant):
+    assert gv.get(str(variant)) == variant
+    assert resolved_values(gv.get(docs_pages.spec_against(variant))) == resolved_values(variant)
+
+
+def plain(inputs):
+    """Tensors as nested lists."""
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+def oracle_rollouts(case):
+    """A case's rollouts as the oracle takes them: a column a reward function; step rewards add up to a reward."""
+    x = plain(case.rollouts)
+    x.setdefault("rewards", [sum(r for r in row if r == r) for row in x.get("token_rewards", [])])
+    for name in ("rewards", "greedy_rewards"):
+        if name in x:
+            x[name] = [[float(value)] for value in x[name]]
+    return x
+
+
+@every_variant
+def test_the_oracle_gives_the_advantages_worked_by_hand(variant):
+    import oracle
+
+    case = handworked.CASES[variant.name]
+    found = oracle.advantages(resolved_values(variant), oracle_rollouts(case))
+    torch.testing.assert_close(
+        torch.tensor(found, dtype=torch.float64),
+        torch.tensor(case.advantages, dtype=torch.float64),
+        rtol=1e-8,
+        atol=1e-10,
+    )
+
+
+@every_variant
+def test_the_oracle_gives_the_loss_and_the_gradient_worked_by_hand(variant):
+    import oracle
+
+    case = handworked.CASES[variant.name]
+    tokens = case.tokens()
+    x = plain({name: value for name, value in vars(tokens).items() if value is not None})
+    counts = oracle.count(x, oracle.valid_cells(x)) | dict(case.counts)
+    out = oracle.loss_and_gradient(resolved_values(variant), x, counts)
+    assert out.loss == pytest.approx(case.loss, rel=1e-8, abs=1e-10)
+    expected = handworked.numbers(case.gradient, 0.0)
+    torch.testing.assert_close(torch.tensor(out.gradient).double(), expected, rtol=1e-6, atol=1e-8)
+
+
+# Documentation
+
+
+@every_variant
+def test_its_page_is_up_to_date(variant):
+    path = ROOT / "docs" / "variants" / f"{variant.name}.md"
+    assert path.exists(), f"run `{docs_pages.COMMAND}`"
+    assert path.read_text("utf-8") == docs_pages.page(variant), f"run `{docs_pages.COMMAND}`"
+
+
+@every_variant
+def test_its_page_says_what_matters(variant):
+    page = docs_pages.page(variant)
+    facts = [variant.formula, variant.summary, f"gv_{variant.name}", *(verdict for _, verdict in variant.hosts)]
+    facts += [reference.title for reference in variant.references]
+    facts += [f"`{key.partition('.')[2]}={value}`" for key, value in resolved_values(variant).items() if value == 0.28]
+    for fact in facts:
+        assert fact in page
+
+
+def test_every_generated_text_is_up_to_date_and_no_page_is_left_over():
+    texts = docs_pages.generated(ROOT)
+    stale = [path.name for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
+    assert stale == [], f"run `{docs_pages.COMMAND}`"
+    assert set((ROOT / "docs" / "variants").glob("*.md")) == {path for path in texts if path.parent.name == "variants"}
+
+
+def test_the_generator_writes_what_is_missing_and_removes_what_is_gone(tmp_path, capsys):
+    (tmp_path / "docs" / "variants").mkdir(parents=True)
+    (tmp_path / "docs" / "variants" / "gone.md").write_text("old")
+    (tmp_path / "README.md").write_text("before\n<!-- begin variants -->old<!-- end variants -->\nafter\n")
+    docs_pages.main(tmp_path)
+    assert sorted(p.stem for p in (tmp_path / "docs" / "variants").glob("*.md")) == sorted([*NAMES, "index"])
+    readme = (tmp_path / "README.md").read_text()
+    assert readme.startswith("before\n<!-- begin variants -->\n| variant |")
+    assert "[dapo](docs/variants/dapo.md)" in readme
+    assert "old" not in readme
+    capsys.readouterr()
+    docs_pages.main(tmp_path)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_unknown_block_is_refused():
+    with pytest.raises(ValueError, match=r"x\.md: no block is named 'rows'; known: variants, axes, conventions"):
+        docs_pages.fill("<!-- begin rows --><!-- end rows -->", "x.md")
+
+
+def test_the_example_on_the_front_page_gives_what_it_says():
+    (code,) = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text("utf-8"))
+    found: dict = {}
+    exec(compile(code, "docs/index.md", "exec"), found)
+    stated = re.search(r"# tensor\(\[(.*?)\]\)", code)[1]
+    assert found["advantages"].tolist() == pytest.approx([float(n) for n in stated.split(",")], abs=5e-5)
+    assert found["out"].loss.item() == pytest.approx(0, abs=1e-6)
+    # -A / (N l): 1.6202 / 40 and 0.5401 / 40
+    assert found["logp"].grad[:2, 0].tolist() == pytest.approx([-0.040505, 0.0135025], abs=5e-6)
+
+
+def test_every_test_that_the_documentation_names_exists():
+    named = set()
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        named |= {(path.name, *ids) for ids in re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", path.read_text("utf-8"))}
+    missing = [ids for ids in named if not (ROOT / ids[1]).exists()]
+    assert missing == []
+    missing = [ids for ids in named if ids[2] and f"def {ids[2]}(" not in (ROOT / ids[1]).read_text("utf-8")]
+    assert missing == []
+    assert len(named) > len(NAMES)
