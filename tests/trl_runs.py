@@ -28,7 +28,11 @@ def make(folder, loss_type, trainer=gvt.VariantGRPOTrainer, config=gvt.VariantGR
         max_steps=2,
         seed=1,
     )
-    extra = {name: flags.pop(name) for name in ("eval_dataset", "callbacks", "peft_config", "tools") if name in flags}
+    extra = {
+        name: flags.pop(name)
+        for name in ("eval_dataset", "callbacks", "peft_config", "tools", "rollout_func")
+        if name in flags
+    }
     extra.setdefault("peft_config", lora())
     made = trainer(
         model=tiny_model.model(),

@@ -1,0 +1,122 @@
+"""Advantages equal those that TRL computes itself, on the same rollouts; and where they do not, both numbers."""
+
+import grpo_variants_trl as gvt
+import pytest
+import tiny_model
+import torch
+from trl import GRPOConfig, GRPOTrainer
+from trl_runs import make
+
+import grpo_variants as gv
+
+
+def rollouts(folder, loss_type, trainer=gvt.VariantGRPOTrainer, config=gvt.VariantGRPOConfig, **flags):
+    """One generation batch of 16 responses to one prompt, in groups of 4 unless a flag says otherwise."""
+    made = make(folder, loss_type, trainer=trainer, config=config, per_device_train_batch_size=16, **flags)
+    return made, made._generate_and_score_completions([{"prompt": "0 0 1", "t": 1}] * 16)
+
+
+def given(table):
+    """Reward functions that return the columns of a table."""
+
+    def column(k):
+        def reward(completions, **kwargs):
+            return [None if value is None else float(value) for value in (row[k] for row in table)]
+
+        reward.__name__ = f"given_{k}"
+        return reward
+
+    return [column(k) for k in range(len(table[0]))]
+
+
+MIXED = [[r] for r in (1, 0, 0, 1, 0.3, 0.7, 0.1, 0.9, 2, 2, 2, -1, 0, 1, 0, 0)]
+SEVERAL = [[r, (7 * i) % 5 / 4] for i, (r,) in enumerate(MIXED)]
+MISSING = [[None if i % 5 == 0 else r, None if i in (1, 5, 10) else s] for i, (r, s) in enumerate(SEVERAL)]
+
+
+def stock(tmp_path, table, **flags):
+    _, out = rollouts(tmp_path, "dapo", GRPOTrainer, GRPOConfig, rewards=given(table), **flags)
+    return out["advantages"]
+
+
+def own(tmp_path, spec, table, **flags):
+    _, out = rollouts(tmp_path, f"gv_{spec}", rewards=given(table), **flags)
+    return out["advantages"]
+
+
+@pytest.mark.parametrize("table", [MIXED, SEVERAL, MISSING], ids=["one reward", "two rewards", "missing rewards"])
+@pytest.mark.parametrize(
+    ("scale_rewards", "spec"),
+    [
+        ("group", "grpo,kl=none,conventions=trl"),
+        ("batch", "grpo,kl=none,scale=batch_std,conventions=trl"),
+        ("none", "dr_grpo,conventions=trl"),
+    ],
+)
+def test_advantages_equal_the_host(tmp_path, table, scale_rewards, spec):
+    host = stock(tmp_path, table, scale_rewards=scale_rewards)
+    torch.testing.assert_close(own(tmp_path, spec, table), host, rtol=1e-5, atol=1e-5)
+    assert host.abs().max() > 0.4
+
+
+def test_reward_weights_equal_the_host(tmp_path):
+    weights = [2.0, -0.5]
+    host = stock(tmp_path, SEVERAL, reward_weights=weights)
+    mine = own(tmp_path, "grpo,kl=none,conventions=trl", SEVERAL, reward_weights=weights)
+    torch.testing.assert_close(mine, host, rtol=1e-5, atol=1e-5)
+    assert (mine - own(tmp_path, "grpo,kl=none,conventions=trl", SEVERAL)).abs().max() > 0.1
+
+
+def test_equal_rewards_have_a_residue_in_the_host_and_none_here(tmp_path):
+    """Eight rewards of 0.7: their float32 mean is off by one unit in the last place, and TRL divides that by 1e-4."""
+    equal = [[0.7]] * 16
+    host = stock(tmp_path, equal, num_generations=8)
+    assert host.abs().max().item() == pytest.approx(5.96e-4, rel=1e-2)
+    assert own(tmp_path, "grpo,kl=none,conventions=trl", equal, num_generations=8).abs().max().item() == 0
+
+
+def test_leave_one_out_by_hand(tmp_path):
+    # Group 1 is (1, 0, 0, 1): 1 - (0 + 0 + 1)/3 = 2/3, 0 - (1 + 0 + 1)/3 = -2/3.
+    value = own(tmp_path, "rloo", MIXED)
+    torch.testing.assert_close(value[:4], torch.tensor([2 / 3, -2 / 3, -2 / 3, 2 / 3]))
+
+
+def test_penalised_rewards_by_hand(tmp_path):
+    """The soft overlong punishment joins the total reward: with a limit of 6 and a buffer of 4, 6 tokens cost 1."""
+    spec = "dr_grpo,overlong=penalty,overlong.buffer=4"
+    _, out = rollouts(tmp_path, f"gv_{spec}", rewards=given(MIXED))
+    length = out["completion_mask"].sum(1)
+    punished = torch.tensor(MIXED).squeeze(1) + gv.soft_overlong_penalty(length, 6, 4)
+    centred = punished - punished.view(4, 4).mean(1).repeat_interleave(4)
+    torch.testing.assert_close(out["advantages"], centred, rtol=1e-5, atol=1e-6)
+    assert (length > 2).any(), "no response is long enough to be punished"
+
+
+def test_truncated_responses_can_leave_the_statistics(tmp_path):
+    spec = "dr_grpo,overlong=mask,overlong.statistics=drop"
+    table = [[float(i)] for i in range(16)]
+    _, out = rollouts(tmp_path, f"gv_{spec}", rewards=given(table), max_completion_length=3)
+    kept = out["completion_mask"].sum(1) > 0
+    assert 0 < int(kept.sum()) < 16, "some responses must be truncated and some not"
+    rewards = torch.arange(16.0).view(4, 4)
+    shown = kept.view(4, 4)
+    mean = torch.where(shown, rewards, 0).sum(1, keepdim=True) / shown.sum(1, keepdim=True).clamp(min=1)
+    expected = torch.where(shown & (shown.sum(1, keepdim=True) > 1), rewards - mean, 0.0).flatten()
+    torch.testing.assert_close(out["advantages"], expected)
+
+
+def test_the_logged_advantages_and_share_of_constant_groups_are_the_variants(tmp_path):
+    made, out = rollouts(tmp_path, "gv_dr_grpo", rewards=given([[0.7]] * 4 + MIXED[4:]))
+    assert list(made._logs["advantages"]) == pytest.approx(out["advantages"].tolist())
+    assert made._metrics["train"]["frac_reward_zero_std"][-1] == pytest.approx(0.25)
+
+
+def test_token_credit_and_a_penalty_in_the_reward(tmp_path):
+    """reinforce_pp: whitened over every token, so mean 0 and variance 1 over tokens, and the penalty moves it."""
+    _, out = rollouts(tmp_path, "gv_reinforce_pp,kl.beta=1.0", rewards=[tiny_model.ones])
+    mask, value = out["completion_mask"].bool(), out["advantages"]
+    assert value.shape == mask.shape
+    assert value[~mask].abs().max().item() == 0
+    assert value[mask].mean().item() == pytest.approx(0, abs=1e-5)
+    assert value[mask].var().item() == pytest.approx(1, rel=1e-4)
+    assert "old_per_token_logps" in out
