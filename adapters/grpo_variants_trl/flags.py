@@ -10,6 +10,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from grpo_variants.baseline import GroupMean, LeaveOneOut, LengthWeighted
+from grpo_variants.catalogue import registered
 from grpo_variants.correction import (
     Correction,
     OffPolicyMask,
@@ -18,7 +19,7 @@ from grpo_variants.correction import (
     TokenMask,
     TokenTruncate,
 )
-from grpo_variants.options import choice_name, configure, get, read_options, resolved_values
+from grpo_variants.options import choice_name, configure, read_options, resolved_values
 from grpo_variants.scale import GroupStd
 from grpo_variants.shaping import Mask
 from grpo_variants.surrogate import Clip
@@ -55,9 +56,9 @@ def choose(loss_type: str, given: Mapping[str, Any]) -> Choice:
     Raises ValueError for an unknown spec, for a flag that has no effect on the variant, and where a flag and the spec
     string disagree.
     """
-    spec = loss_type.removeprefix(PREFIX)
-    in_spec = dict(read_options(spec.partition(",")[2]))
-    variant = get(spec)
+    name, _, rest = loss_type.removeprefix(PREFIX).partition(",")
+    in_spec = read_options(rest)
+    variant = configure(registered(name.strip()), _completed(in_spec, given))
     origins = {key: f"loss_type ({key}={text})" for key, text in _full_keys(variant, in_spec).items()}
     for flag, value in given.items():
         tuned = _tuned(variant, flag, value, given)
@@ -73,6 +74,13 @@ def choose(loss_type: str, given: Mapping[str, Any]) -> Choice:
                 origins.setdefault(key, f"flag {flag}={value}")
         variant = tuned
     return Choice(variant, origins)
+
+
+def _completed(in_spec: Mapping[str, str], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec's options; a KL term that it names takes its coefficient, which has no default, from TRL's flag."""
+    if in_spec.get("kl", "none") == "none" or "kl.beta" in in_spec or not given.get("beta"):
+        return in_spec
+    return {**in_spec, "kl.beta": given["beta"]}
 
 
 def _full_keys(variant: Variant, in_spec: Mapping[str, str]) -> dict[str, str]:
@@ -91,10 +99,9 @@ def _full_keys(variant: Variant, in_spec: Mapping[str, str]) -> dict[str, str]:
 def _tuned(variant: Variant, flag: str, value: Any, given: Mapping[str, Any]) -> Variant:
     try:
         return FLAGS[flag](variant, value, given)
-    except FlagError:
-        raise
     except ValueError as error:
-        raise FlagError(f"{flag}={value!r}: {error}") from None
+        text = str(error)
+        raise FlagError(text if text.startswith(f"{flag}=") else f"{flag}={value!r}: {text}") from None
 
 
 def _changed(before: Variant, after: Variant) -> list[str]:
@@ -128,11 +135,10 @@ def _epsilon_high(variant: Variant, value: float, given: Mapping[str, Any]) -> V
 
 def _delta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
     clip = _clip(variant, "delta", value)
-    high = given.get("epsilon_high") or given.get("epsilon") or clip.high
-    if value < 1 + high:
+    if value < 1 + clip.high:
         raise FlagError(
-            f"delta={value!r} is below 1 + {high:g}, where TRL's two-sided clip also binds for positive advantages; "
-            f"allowed for gv_{variant.name}: at least {1 + high:g}."
+            f"delta={value!r} is below 1 + {clip.high:g}, where TRL's two-sided clip also binds for positive "
+            f"advantages; allowed for gv_{variant.name}: at least {1 + clip.high:g}."
         )
     return configure(variant, {"surrogate.dual": value})
 
@@ -216,25 +222,22 @@ def _vllm_part(given: Mapping[str, Any]) -> Correction:
 
 def _vllm_detail(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
     if given.get("vllm_importance_sampling_correction") is False:
-        raise FlagError(
-            "vllm_importance_sampling_mode, _clip_max and _clip_min have no effect with "
-            "vllm_importance_sampling_correction=False. Remove them."
-        )
+        raise FlagError("no effect with vllm_importance_sampling_correction=False. Remove one of the two.")
     return _vllm_correction(variant, True, given)
 
 
 def _unused(surrogate: str) -> Tune:
     def refuse(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
         raise FlagError(
-            f"a flag of loss_type={surrogate!r} has no effect on gv_{variant.name}, whose surrogate is "
-            f"{choice_name('surrogate', variant.surrogate)}. Remove it, or use loss_type={surrogate!r}."
+            f"no effect on gv_{variant.name}, whose surrogate is {choice_name('surrogate', variant.surrogate)}; the "
+            f"flag belongs to TRL's loss_type={surrogate!r}. Remove it, or use that loss type."
         )
 
     return refuse
 
 
 def _deprecated(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
-    raise FlagError("it is deprecated in TRL; use vllm_importance_sampling_clip_max.")
+    raise FlagError("deprecated in TRL; use vllm_importance_sampling_clip_max.")
 
 
 def _same_or(variant: Variant, axis: str, choice: str) -> Variant:

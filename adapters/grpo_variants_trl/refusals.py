@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trl import GRPOConfig
@@ -16,15 +17,19 @@ from grpo_variants_trl.flags import Choice
 from grpo_variants_trl.windows import needs_whole_window, spans_generations
 
 
-def check_host(choice: Choice, args: GRPOConfig, rollout_func: Any, tools: Any) -> None:
-    """Raise ValueError for what the host cannot honour, with what to do instead."""
-    variant, name = choice.variant, args.loss_type
-    for reason in _reasons(variant, choice, args, rollout_func, tools):
-        raise ValueError(f"loss_type={name!r} cannot be honoured by TRL: {reason}")
+def check_host(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> None:
+    """Raise ValueError for what the host cannot honour, with what to do instead.
+
+    given: the trainer's other arguments by name, as far as they are known.
+    """
+    for reason in _reasons(choice, args, given):
+        raise ValueError(f"loss_type={args.loss_type!r} cannot be honoured by TRL: {reason}")
 
 
-def _reasons(variant: Variant, choice: Choice, args: GRPOConfig, rollout_func: Any, tools: Any) -> list[str]:
-    reasons = [*_inputs(variant, args, rollout_func, tools), *_lengths(variant, args), *_window(variant, args)]
+def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> list[str]:
+    variant = choice.variant
+    reasons = [*_inputs(variant, args, given), *_lengths(variant, args), *_window(variant, args)]
+    reasons += _reference(variant, given)
     if isinstance(variant.filter, ZeroVariance) and "filter.max_rounds" in choice.origins:
         reasons.append(
             "filter.max_rounds has no effect, since dropped groups are not refilled by new prompts. Remove it."
@@ -32,19 +37,21 @@ def _reasons(variant: Variant, choice: Choice, args: GRPOConfig, rollout_func: A
     return reasons
 
 
-def _inputs(variant: Variant, args: GRPOConfig, rollout_func: Any, tools: Any) -> list[str]:
+def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> list[str]:
     reasons = []
     if isinstance(variant.credit, Process):
         reasons.append("credit=process needs step rewards, but a reward function gives one number a response.")
-    if variant.needs_rollout_logp and not args.use_vllm and rollout_func is None:
+    if variant.needs_rollout_logp and not args.use_vllm and given.get("rollout_func") is None:
         reasons.append(
             "its correction or anchor reads the rollout engine's log-probabilities, which transformers' generation "
             "does not report. Set use_vllm=True, or remove it (correction=none, ratio.anchor=old)."
         )
-    if isinstance(variant.baseline, Greedy) and (args.use_vllm or rollout_func is not None or tools):
+    others = [name for name in ("rollout_func", "tools", "environment_factory") if given.get(name)]
+    others += ["use_vllm"] if args.use_vllm else []
+    if isinstance(variant.baseline, Greedy) and others:
         reasons.append(
-            "baseline=greedy draws a greedy response with transformers' generation; it is not combined with vLLM, "
-            "rollout_func or tools."
+            "baseline=greedy draws a greedy response with transformers' generation, which is not combined with "
+            f"{' and '.join(others)}. Remove it, or choose another baseline."
         )
     if isinstance(variant.baseline, Greedy) and isinstance(variant.overlong, Penalty):
         reasons.append("overlong=penalty shapes the sampled rewards and not the greedy baseline. Use overlong=keep.")
@@ -54,6 +61,19 @@ def _inputs(variant: Variant, args: GRPOConfig, rollout_func: Any, tools: Any) -
             "Use tokens.denominator=all."
         )
     return reasons
+
+
+def _reference(variant: Variant, given: Mapping[str, Any]) -> list[str]:
+    model = given.get("model")
+    config = getattr(model, "config", None)
+    has_source = config is None or getattr(config, "_name_or_path", "")
+    has_adapter = given.get("peft_config") or hasattr(model, "peft_config")
+    if variant.kl is None or variant.kl.beta == 0 or has_source or has_adapter:
+        return []
+    return [
+        "its KL term needs a reference, which TRL loads from where the model came from, and this model was made in "
+        "memory. Save it and give its path, or train with LoRA (peft_config=...), or switch the KL term off (beta=0.0)."
+    ]
 
 
 def _lengths(variant: Variant, args: GRPOConfig) -> list[str]:

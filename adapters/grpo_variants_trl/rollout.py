@@ -129,12 +129,31 @@ def greedy_rewards(trainer: Any, inputs: list[dict[str, Any]], group_size: int) 
     completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
     chosen = [place[g] for g in group]
     with _without_logging(trainer):
-        return trainer.score(
+        return trainer._calculate_rewards(
             inputs,
             [x["prompt"] for x in inputs],
             [completions[c] for c in chosen],
             [completion_ids[c] for c in chosen],
         )
+
+
+@contextmanager
+def recorded_rewards(trainer: Any) -> Iterator[list[Tensor]]:
+    """Collect what `_calculate_rewards` returns in a block, [N, K] gathered; what a subclass makes of it included."""
+    calculate, own = trainer._calculate_rewards, vars(trainer).get("_calculate_rewards")
+    seen: list[Tensor] = []
+
+    def record(*args: Any, **kwargs: Any) -> Tensor:
+        seen.append(calculate(*args, **kwargs))
+        return seen[-1]
+
+    trainer._calculate_rewards = record
+    try:
+        yield seen
+    finally:
+        del trainer._calculate_rewards
+        if own is not None:
+            trainer._calculate_rewards = own
 
 
 @contextmanager

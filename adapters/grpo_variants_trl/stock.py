@@ -10,7 +10,7 @@ from typing import Any
 from trl import GRPOTrainer
 
 from grpo_variants_trl.flags import is_variant
-from grpo_variants_trl.trainer import VariantMixin
+from grpo_variants_trl.trainer import VariantGRPOTrainer
 
 _STOCK_INIT = GRPOTrainer.__init__
 
@@ -44,14 +44,15 @@ def registered() -> Iterator[None]:
 @wraps(_STOCK_INIT)
 def _init(self: GRPOTrainer, *args: Any, **kwargs: Any) -> None:
     config = kwargs.get("args") or (args[2] if len(args) > 2 else None)
-    if config is None or isinstance(self, VariantMixin) or not is_variant(config.loss_type):
+    if config is None or isinstance(self, VariantGRPOTrainer) or not is_variant(config.loss_type):
         _STOCK_INIT(self, *args, **kwargs)
         return
     self.__class__ = _with_hooks(type(self))
-    VariantMixin.__init__(self, *args, **kwargs)
+    VariantGRPOTrainer.__init__(self, *args, **kwargs)
 
 
 @cache
 def _with_hooks(trainer: type[GRPOTrainer]) -> type[GRPOTrainer]:
-    """The same trainer class with a variant's hooks in front."""
-    return type(trainer.__name__, (VariantMixin, trainer), {"__module__": trainer.__module__})
+    """The same trainer class over VariantGRPOTrainer in place of GRPOTrainer; what it overrides stays in front."""
+    bases = (VariantGRPOTrainer,) if trainer is GRPOTrainer else (trainer, VariantGRPOTrainer)
+    return type(trainer.__name__, bases, {"__module__": trainer.__module__})

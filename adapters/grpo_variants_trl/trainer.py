@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ from grpo_variants_trl.config import choice_of
 from grpo_variants_trl.entropy import EntropyBonus
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.refusals import check_host
-from grpo_variants_trl.rollout import Gathered, filter_groups, greedy_rewards, mark_groups, variant_advantages
+from grpo_variants_trl.rollout import (
+    Gathered,
+    filter_groups,
+    greedy_rewards,
+    mark_groups,
+    recorded_rewards,
+    variant_advantages,
+)
 from grpo_variants_trl.windows import (
     Window,
     approximate_window,
@@ -41,24 +49,29 @@ _MODEL_INPUTS = (
     "image_position_ids",
 )
 
+_SIGNATURE = inspect.signature(GRPOTrainer.__init__)
+
 STATE_FILE = "grpo_variants_state.json"
 
 
-class VariantMixin:
-    """The hooks of a variant over TRL's GRPOTrainer; with a built-in loss type every hook is TRL's own.
+class VariantGRPOTrainer(GRPOTrainer):
+    """TRL's `GRPOTrainer` with every variant of grpo-variants as a loss type.
 
-    Rewards become advantages after TRL has generated and scored, the loss replaces TRL's `_compute_loss`, and
-    everything else (generation, buffering, reference, logging, checkpoints) stays with TRL.
+    Takes what GRPOTrainer takes; give it a `VariantGRPOConfig(loss_type="gv_dapo", ...)`. Rewards become advantages
+    after TRL has generated and scored, the loss replaces TRL's `_compute_loss`, and everything else (generation,
+    buffering, reference, logging, checkpoints) stays with TRL. With a built-in loss type it is GRPOTrainer.
+    Raises ValueError where TRL cannot do what the variant asks for, before any training.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Resolve the variant and refuse what cannot be honoured, then let TRL build itself."""
-        config = kwargs.get("args") or (args[2] if len(args) > 2 else None)
+        given = _SIGNATURE.bind_partial(self, *args, **kwargs).arguments
+        config = given.get("args")
         self._choice = None if config is None else choice_of(config)
         if self._choice is None:
             super().__init__(*args, **kwargs)
             return
-        check_host(self._choice, config, kwargs.get("rollout_func"), kwargs.get("tools"))
+        check_host(self._choice, config, given)
         super().__init__(*args, **kwargs)
         self._check_reward_names()
         self._window: Window | None = None
@@ -80,24 +93,17 @@ class VariantMixin:
 
     # Rollouts
 
-    def score(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Tensor:
-        """Rewards by function of every rank, as TRL computes them: [N, K]; NaN where a function gave None."""
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids)
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        self._rewards_per_func = self.score(inputs, prompts, completions, completion_ids_list)
-        return self._rewards_per_func
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        out = super()._generate_and_score_completions(inputs)
         if self.variant is None:
-            return out
+            return super()._generate_and_score_completions(inputs)
+        with recorded_rewards(self) as rewards:
+            out = super()._generate_and_score_completions(inputs)
         training = self.model.training
         group_size = self.num_generations if training else self.num_generations_eval
         greedy = greedy_rewards(self, inputs, group_size) if isinstance(self.variant.baseline, Greedy) else None
         if self.variant.kl_in_reward:
             self._add_old_logps(out)
-        seen = Gathered(self, out, self._rewards_per_func, group_size)
+        seen = Gathered(self, out, rewards[-1], group_size)
         value = variant_advantages(self, self.variant, out, seen, greedy)
         out["advantages"] = seen.own(value)
         mark_groups(out, seen)
@@ -236,13 +242,5 @@ class VariantMixin:
         """TRL's model card with the objective's paragraph."""
         super().create_model_card(*args, **kwargs)
         readme = Path(self.args.output_dir) / "README.md"
-        if self.variant is not None and readme.exists():
+        if self.variant is not None and self.is_world_process_zero() and readme.exists():
             readme.write_text(readme.read_text().rstrip() + "\n\n" + self.variant_card.paragraph())
-
-
-class VariantGRPOTrainer(VariantMixin, GRPOTrainer):
-    """TRL's `GRPOTrainer` with every variant of grpo-variants as a loss type.
-
-    Takes what GRPOTrainer takes; give it a `VariantGRPOConfig(loss_type="gv_dapo", ...)`. With a built-in loss type it
-    is GRPOTrainer. Raises ValueError where TRL cannot do what the variant asks for, before any training.
-    """
