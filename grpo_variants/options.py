@@ -263,6 +263,19 @@ def resolved_values(variant: Variant) -> dict[str, Any]:
     return values
 
 
+def full_keys(variant: Variant, options: Mapping[str, str]) -> dict[str, str]:
+    """Options by the keys that `resolved_values` has for them: a joined part's field carries the part's name."""
+    full: dict[str, str] = {}
+    for key, text in options.items():
+        axis, _, field = key.partition(".")
+        ends = f".{field.rpartition('.')[2]}"
+        matches = [
+            k for k in resolved_values(variant) if k == key or (field and k.startswith(f"{axis}.") and k.endswith(ends))
+        ]
+        full |= dict.fromkeys(matches or [key], text)
+    return full
+
+
 def spec_string(variant: Variant) -> str:
     """Canonical spec string: the name, then only what differs from the registered variant of that name."""
     base = registered(variant.name, default=Variant(name=variant.name))

@@ -19,7 +19,7 @@ from grpo_variants.correction import (
     TokenMask,
     TokenTruncate,
 )
-from grpo_variants.options import choice_name, configure, read_options, resolved_values
+from grpo_variants.options import choice_name, configure, full_keys, read_options, resolved_values
 from grpo_variants.scale import GroupStd
 from grpo_variants.shaping import Mask
 from grpo_variants.surrogate import Clip
@@ -59,7 +59,7 @@ def choose(loss_type: str, given: Mapping[str, Any]) -> Choice:
     name, _, rest = loss_type.removeprefix(PREFIX).partition(",")
     in_spec = read_options(rest)
     variant = configure(registered(name.strip()), _completed(in_spec, given))
-    origins = {key: f"loss_type ({key}={text})" for key, text in _full_keys(variant, in_spec).items()}
+    origins = {key: f"loss_type ({key}={text})" for key, text in full_keys(variant, in_spec).items()}
     for flag, value in given.items():
         tuned = _tuned(variant, flag, value, given)
         for key in _changed(variant, tuned):
@@ -81,19 +81,6 @@ def _completed(in_spec: Mapping[str, str], given: Mapping[str, Any]) -> Mapping[
     if in_spec.get("kl", "none") == "none" or "kl.beta" in in_spec or not given.get("beta"):
         return in_spec
     return {**in_spec, "kl.beta": given["beta"]}
-
-
-def _full_keys(variant: Variant, in_spec: Mapping[str, str]) -> dict[str, str]:
-    """The keys of a spec string as `resolved_values` writes them: a joined part's field carries the part's name."""
-    full: dict[str, str] = {}
-    for key, text in in_spec.items():
-        axis, _, field = key.partition(".")
-        ends = f".{field.rpartition('.')[2]}"
-        matches = [
-            k for k in resolved_values(variant) if k == key or (field and k.startswith(axis) and k.endswith(ends))
-        ]
-        full |= dict.fromkeys(matches or [key], text)
-    return full
 
 
 def _tuned(variant: Variant, flag: str, value: Any, given: Mapping[str, Any]) -> Variant:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -25,11 +26,14 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 @app.command("trl", context_settings=_PASS_ON)
 def trl(context: typer.Context) -> None:
     """Run TRL's GRPO script with a variant: TRL's usual flags and YAML, and --loss_type gv_<spec>."""
+    from grpo_variants_trl.launcher import main as launch
+
     try:
-        from grpo_variants_trl.launcher import main as launch
-    except ModuleNotFoundError as error:
-        raise typer.BadParameter(f"{error}. The command needs: pip install 'grpo-variants[trl]'") from error
-    launch(context.args)
+        launch(context.args)
+    except (ValueError, ImportError) as error:
+        # A run that fails is somebody's bug, and needs its traceback.
+        traceback.print_exception(error)
+        raise typer.Exit(1) from error
 
 
 @app.callback(invoke_without_command=True)
@@ -44,9 +48,9 @@ def _version(
 
 
 def main() -> None:
-    """Entry point: a wrong option or spec ends with its message and exit status 2, not with a traceback."""
+    """Entry point: a wrong spec or a missing package ends with its message and exit status 2, not with a traceback."""
     try:
         app()
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)

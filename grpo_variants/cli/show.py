@@ -10,7 +10,7 @@ from rich.table import Table
 
 from grpo_variants.card import value_origins
 from grpo_variants.catalogue import names, registered
-from grpo_variants.options import get, resolved_values
+from grpo_variants.options import full_keys, get, read_options, resolved_values
 
 
 def list_variants() -> None:
@@ -31,13 +31,14 @@ def show(
     """Show a variant: formula, every value and where it comes from, references, and what the hosts have."""
     variant = get(spec.removeprefix("gv_"))
     values = resolved_values(variant)
-    given = {key: "spec string" for key in values if f"{key}=" in spec}
+    given = dict.fromkeys(full_keys(variant, read_options(spec.partition(",")[2])), "spec string")
     origins = value_origins(variant, given)
     console = Console(highlight=False)
     console.print(f"[bold]{variant}[/bold]\n{variant.summary}\n\n{variant.formula}\n", soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("key", "value", "from"):
-        table.add_column(column)
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold")
     for key, value in values.items():
         table.add_row(key, "none" if value is None else str(value), origins[key])
     console.print(table)
