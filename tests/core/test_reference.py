@@ -13,7 +13,7 @@ from grpo_variants import reference
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
-def batch(seed=0, rows=5, width=6):
+def batch(seed=0, rows=5, width=24):
     """Off-policy log-probabilities with ratios on both sides of the clip range, a ragged mask with holes."""
     rng = np.random.default_rng(seed)
     old = -rng.uniform(0.1, 2.0, (rows, width))
@@ -124,7 +124,7 @@ def test_on_policy_the_loss_is_minus_the_mean_advantage_and_its_gradient_reinfor
     logp, _, _, advantages, _ = batch()
     loss, gradient = reference.grpo_loss(logp, logp, None, advantages, np.ones_like(logp), beta=0)
     assert loss == pytest.approx(-advantages.mean(), rel=1e-14)
-    np.testing.assert_allclose(gradient, np.tile(-advantages[:, None] / (5 * 6), (1, 6)), rtol=1e-14)
+    np.testing.assert_allclose(gradient, np.tile(-advantages[:, None] / (5 * 24), (1, 24)), rtol=1e-14)
 
 
 def test_what_stands_under_the_mask_is_not_read():
