@@ -31,9 +31,9 @@ def masked_quantile(value: Tensor, mask: Tensor, q: float) -> Tensor:
     """
     ordered = select(mask, value, float("inf")).flatten().sort().values
     position = (mask.sum() - 1).clamp(min=0) * q
-    low, high = position.floor(), position.ceil()
-    at_low, at_high = ordered[low.long()], ordered[high.long()]
-    return torch.where(low == high, at_low, at_low + (at_high - at_low) * (position - low))
+    # Gathered, since an index that is a 0-d tensor is read by the host.
+    below, above = ordered.gather(0, torch.stack([position.floor(), position.ceil()]).long()).unbind()
+    return torch.where(below == above, below, below + (above - below) * (position - position.floor()))
 
 
 def reverse_cumsum(value: Tensor) -> Tensor:

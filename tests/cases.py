@@ -254,3 +254,98 @@ def variant_or_none(spec):
 
 
 random_variants = random_specs().map(variant_or_none).filter(lambda variant: variant is not None)
+
+
+WHITEN = "scale=batch_std,scale.of=centred,scale.over=tokens"
+RETURNS = "credit=reward_to_go"
+IN_REWARD = "kl.placement=reward,kl.beta=0.3"
+# Together with the registered variants, these set every choice and every field that the core computes with; a test of
+# the oracle says which one is missing.
+SPECS = (
+    # baselines, bare and scaled
+    *(f"rloo,baseline={b}" for b in AXES["baseline"].choices),
+    *(f"grpo,baseline={b},scale.eps=0.2" for b in AXES["baseline"].choices),
+    # scales
+    *(f"grpo,scale.ddof={ddof},scale.eps_in={where},scale.eps=0.1" for ddof in (0, 1) for where in ("std", "var")),
+    *(f"grpo,scale=batch_std,scale.of={of},scale.ddof=0" for of in ("raw", "centred")),
+    *(f"rloo,scale=batch_std,scale.of={of},scale.eps_in=var,scale.eps=0.1" for of in ("raw", "centred")),
+    *(f"{name},{WHITEN},scale.ddof={ddof}" for name in ("grpo", "rloo", "remax") for ddof in (0, 1)),
+    # credit
+    *(
+        f"grpo_process,baseline={b},scale={s}"
+        for b in ("none", "group_mean", "batch_mean")
+        for s in AXES["scale"].choices
+    ),
+    "grpo_process,scale.ddof=0,scale.eps_in=var,scale.eps=0.1,singleton=raw",
+    "grpo_process,scale=batch_std,scale.of=centred,aggregation=prompt_mean",
+    *(
+        f"dapo,{RETURNS},baseline={b},scale={s},credit.gamma=0.8"
+        for b in AXES["baseline"].choices
+        for s in ("none", "group_std")
+    ),
+    *(f"dr_grpo,{RETURNS},credit.gamma=0.9,{WHITEN},baseline={b}" for b in ("none", "group_mean")),
+    f"dapo,{RETURNS},scale=batch_std,scale.of=raw,ratio=sequence_token",
+    f"dapo,{RETURNS},singleton=raw",
+    # KL in the reward
+    *(f"grpo,{RETURNS},kl={k},{IN_REWARD},credit.gamma=0.9" for k in ("k1", "k2", "k3", "abs")),
+    *(f"rloo,kl={k},{IN_REWARD},kl.bound=0.2,kl.value_bound=0.1" for k in ("k1", "k2", "k3", "abs")),
+    f"grpo,kl=k1,{IN_REWARD},kl.bound=none",
+    # singletons
+    *(f"{name},singleton={s}" for name in ("rloo", "grpo", "dr_grpo") for s in ("zero", "raw")),
+    "grpo,baseline=none,singleton=raw",
+    "grpo,baseline=length_weighted,singleton=raw",
+    # ratios
+    *(f"rloo,ratio={r}" for r in AXES["ratio"].choices),
+    *(
+        f"grpo,ratio={r},ratio.bound_low=0.1,ratio.bound_high=0.2"
+        for r in ("token", "sequence", "sequence_token", "sequence_product")
+    ),
+    *(f"grpo,ratio={r},ratio.anchor=rollout" for r in ("token", "sequence", "sequence_token", "sequence_product")),
+    "grpo,ratio.bound_low=none,ratio.bound_high=0.2",
+    "grpo,ratio.bound_low=0.2,ratio.bound_high=none",
+    "gspo,ratio.bound_low=none,ratio.bound_high=none",
+    # surrogates
+    "grpo,surrogate.low=0.05,surrogate.high=0.5",
+    "grpo,surrogate.low=0,surrogate.high=0",
+    "grpo,surrogate.dual=1.3",
+    "gspo,surrogate.dual=1.1",
+    "gspo,surrogate=reinforce",
+    "grpo,surrogate=reinforce,ratio.bound_high=0.1",
+    # KL in the loss
+    *(f"grpo,kl={k},kl.beta=0.5,kl.gradient={g}" for k in ("k1", "k2", "k3", "abs") for g in ("own", "k2")),
+    *(f"dapo,kl={k},kl.beta=0.5,kl.weighted=ratio,kl.gradient=k2" for k in ("k1", "k2", "k3", "abs")),
+    *(f"rloo,kl={k},kl.beta=0.5,kl.weighted=ratio" for k in ("k1", "k3")),
+    *(f"gspo,kl={k},kl.beta=0.5,kl.weighted=ratio" for k in ("k2", "abs")),
+    *(f"grpo,kl={k},kl.beta=0.5,kl.bound=0.2,kl.value_bound=0.1" for k in ("k1", "k2", "k3", "abs")),
+    "grpo,kl.beta=0.5,kl.bound=0.2,kl.value_bound=0.01,kl.gradient=k2",
+    "grpo,kl.bound=none",
+    "grpo,kl.beta=0",
+    # corrections
+    *(f"grpo,correction={unit}_truncate,correction.cap=1.2" for unit in ("token", "sequence", "geometric")),
+    *(f"grpo,correction={unit}_truncate,correction.floor=0.8" for unit in ("token", "sequence", "geometric")),
+    *(
+        f"gspo,correction={unit}_mask,correction.low=0.8,correction.high=1.3"
+        for unit in ("token", "sequence", "geometric")
+    ),
+    "grpo,correction=token_mask,correction.low=none,correction.high=1.2",
+    "grpo,correction=geometric_mask,correction.low=0.9,correction.high=none",
+    "grpo,correction=off_policy_mask,correction.threshold=0.05",
+    f"grpo,{RETURNS},correction=off_policy_mask,correction.threshold=0.05",
+    "dapo,correction=geometric_mask+token_truncate,correction.low=0.8,correction.high=1.2,correction.cap=1.1",
+    "dapo,correction=token_truncate+sequence_truncate,correction.token_truncate.cap=1.1,correction.sequence_truncate.cap=1.5",
+    "gspo,correction=off_policy_mask+sequence_mask,correction.threshold=0.1,correction.low=0.5,correction.high=3",
+    # aggregations
+    *(f"grpo,aggregation={a}" for a in AXES["aggregation"].choices),
+    *(f"rloo,aggregation={a},aggregation.empty_rows=exclude" for a in ("sequence_mean", "constant", "sequence_sum")),
+    "dr_grpo,aggregation.length=12.5",
+    # token filter
+    "grpo,tokens=top_entropy",
+    *(
+        f"{name},tokens=top_entropy,tokens.fraction=0.5,tokens.denominator=kept"
+        for name in ("grpo", "dapo", "gspo", "rloo")
+    ),
+    "dapo,aggregation=prompt_mean,tokens=top_entropy,tokens.denominator=kept",
+    "grpo,tokens=top_entropy,tokens.denominator=kept,aggregation.empty_rows=exclude,correction=token_truncate",
+    # conventions
+    *(f"{name},conventions={c}" for name in gv.names() for c in ("trl", "verl")),
+)

@@ -1,0 +1,326 @@
+"""Inputs at the edge: nothing to learn from, one of a kind, missing rewards, ratios that overflow."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cases import LENGTH, counts_for, loss_and_gradient, random_case, with_advantages
+from torch.testing import assert_close
+
+import grpo_variants as gv
+
+NAN = float("nan")
+GROUPED = [n for n in gv.names() if gv.get(n).baseline.of_group and not gv.get(n).per_token]
+BASELINES = ["group_mean", "leave_one_out", "length_weighted"]
+SCALES = ["none", "group_std", "batch_std", "batch_std,scale.of=centred,scale.over=tokens"]
+
+
+def tokens(logp, mask, advantages, **others):
+    return gv.Tokens(logp=logp, mask=torch.tensor(mask), advantages=torch.tensor(advantages), **others)
+
+
+# Nothing to learn from
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [*gv.names(), "dapo,aggregation=prompt_mean", "dapo,tokens=top_entropy", "grpo,correction=sequence_truncate"],
+)
+def test_an_empty_mask_gives_a_zero_loss_that_runs_backward(spec):
+    variant = gv.get(spec)
+    case = with_advantages(random_case(0), variant)
+    empty = replace(case, mask=np.zeros_like(case.mask))
+    loss, gradient, out = loss_and_gradient(variant, empty)
+    assert loss == 0
+    assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=0)
+    assert all(float(value) == 0 for value in out.metrics.values())
+    assert (out.extrema["ratio/min"], out.extrema["ratio/max"]) == (math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("name", gv.names())
+def test_advantages_of_an_empty_mask_are_finite(name):
+    case = random_case(0)
+    found = gv.advantages(name, replace(case, mask=np.zeros_like(case.mask)).rollouts())
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("name", gv.names())
+def test_an_empty_row_adds_nothing_and_counts_as_a_response(name):
+    """Without the empty row the rest is the same but for N, which counts it: 9 responses against 8."""
+    variant = gv.get(name)
+    case = with_advantages(random_case(0), variant)
+    others = [i for i in range(9) if i != 1]
+    assert not case.mask[1].any()
+    loss, gradient, _ = loss_and_gradient(variant, case)
+    fewer, slope, _ = loss_and_gradient(variant, case[others])
+    share = 1.0 if name in ("dapo", "reinforce_pp", "reinforce_pp_baseline") else 8 / 9
+    assert_close(loss, fewer * share)
+    assert_close(gradient[others], slope * share)
+    assert_close(gradient[1], torch.zeros_like(gradient[1]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "constant"])
+def test_excluded_empty_rows_do_not_count(aggregation):
+    """The mean over responses is then over the 8 that have a token."""
+    variant = gv.get(f"grpo,aggregation={aggregation},aggregation.empty_rows=exclude")
+    case = with_advantages(random_case(0), variant)
+    others = [i for i in range(9) if i != 1]
+    loss, _, _ = loss_and_gradient(variant, case)
+    fewer, _, _ = loss_and_gradient(variant, case[others])
+    assert case.mask[others].any(1).all()
+    assert_close(loss, fewer)
+
+
+@pytest.mark.parametrize("name", gv.names())
+def test_a_batch_of_one_response_with_one_token(name):
+    case = random_case(0, rows=1, width=1)
+    variant, case = gv.get(name), replace(case, rewards=np.array([[0.5, 0.2]]), valid=None)
+    found = gv.advantages(name, case.rollouts())
+    # Alone there is nothing to compare with, and no deviation to divide by; two members keep the reward itself.
+    total = float(case.rewards[0] @ case.reward_weights)
+    own = {"reinforce": total, "remax": total - float(case.greedy_rewards[0] @ case.reward_weights)}
+    assert_close(found.flatten(), torch.tensor([own.get(name, 0.0)], dtype=torch.float64))
+    on_policy = replace(case, advantages=np.array([2.0]), old_logp=None, ref_logp=case.logp)
+    _, gradient, _ = loss_and_gradient(variant, on_policy)
+    assert gradient.item() == pytest.approx(-2 / LENGTH if name == "dr_grpo" else -2)
+
+
+# Groups of one, uneven and interleaved groups
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("scale", ["none", "group_std", "batch_std"])
+def test_a_singleton_gets_zero_or_its_raw_reward(baseline, scale):
+    """verl's rule keeps the reward, over 1 + eps where a group's deviation is taken; a batch's sees it as it is."""
+    spec = f"grpo,baseline={baseline},scale={scale}"
+    rewards, groups, lengths = [0.7, 0.2, 1.0], ["a", "b", "b"], [3, 2, 2]
+    assert gv.advantages(spec, rewards, groups, lengths=lengths)[0] == 0
+    raw = gv.advantages(f"{spec},singleton=raw", rewards, groups, lengths=lengths)[0]
+    # The sample deviation of .7, .2, 1 is sqrt(((.2/3)^2 + (1.3/3)^2 + (1.1/3)^2) / 2) = 0.404145.
+    divisor = {"none": 1.0, "group_std": 1 + 1e-6, "batch_std": 0.404145 + 1e-6}[scale]
+    assert float(raw) == pytest.approx(0.7 / divisor, rel=1e-6)
+
+
+def test_the_last_valid_response_of_a_group_is_a_singleton():
+    """100 was rejected: its sibling is alone, and gets 0 instead of -49.5."""
+    assert gv.advantages("dr_grpo", [100.0, 1.0, 3.0, 5.0], [0, 0, 1, 1], valid=[False, True, True, True]).tolist() == [
+        0,
+        0,
+        -1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("credit", ["reward_to_go", "process"])
+def test_a_singleton_gets_zero_at_every_token(credit):
+    """Token rewards that add up to 6: the return from each token on, less a baseline of 6, would be 0, -1, -3."""
+    case = {
+        "mask": torch.ones(1, 3),
+        "token_rewards": torch.tensor([[1.0, 2.0, 3.0]]),
+        "step_ends": torch.tensor([[0, 0, 1]]),
+    }
+    found = gv.advantages(f"grpo_process,scale=none,credit={credit}", [6.0], [0], **case)
+    assert found.tolist() == [[0, 0, 0]]
+
+
+def test_uneven_interleaved_groups_by_hand():
+    """Groups a: 0, 1, 5 with mean 2; b: 4, 8 with mean 6; c alone."""
+    rewards, groups = [0.0, 4.0, 1.0, 9.0, 8.0, 5.0], ["a", "b", "a", "c", "b", "a"]
+    assert gv.advantages("dr_grpo", rewards, groups).tolist() == [-2, -2, -1, 0, 2, 3]
+    # Leave one out: 0 - 3, 4 - 8, 1 - 2.5, alone, 8 - 4, 5 - 0.5.
+    assert gv.advantages("rloo", rewards, groups).tolist() == [-3, -4, -1.5, 0, 4, 4.5]
+    # Deviations: sqrt((4 + 1 + 9) / 2) = sqrt 7 and sqrt((4 + 4) / 1) = sqrt 8.
+    expected = [-2 / 7**0.5, -2 / 8**0.5, -1 / 7**0.5, 0, 2 / 8**0.5, 3 / 7**0.5]
+    assert gv.advantages("grpo,scale.eps=0", rewards, groups).tolist() == pytest.approx(expected, rel=1e-6)
+
+
+# Equal rewards
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [0.7, 0.1, 1 / 3, -1e-3, 3e4 + 0.1])
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_equal_rewards_have_an_advantage_of_exactly_zero(baseline, value, dtype):
+    """Rounding in the mean must not survive: 8 x 0.7 would become 0.056 each over an epsilon of 1e-6."""
+    groups = [size for size in range(2, 17) for _ in range(size)]
+    rewards, lengths = torch.full((len(groups),), value, dtype=dtype), [1 + i % 5 for i in range(len(groups))]
+    for scale in SCALES:
+        for eps in (0.0, 1e-8):
+            spec = f"grpo,baseline={baseline},scale={scale}" + (f",scale.eps={eps}" if scale != "none" else "")
+            assert gv.advantages(spec, rewards, groups, lengths=lengths).tolist() == [0.0] * len(groups), spec
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_one_constant_group_among_others_has_exactly_zero(name):
+    """Where a batch statistic divides, the constant group's centred rewards are 0 before it, and equal after it."""
+    rewards, groups = [0.7] * 8 + [0.1, 0.9, 0.4], [0] * 8 + [1] * 3
+    found = gv.advantages(name, rewards, groups, lengths=[2] * 11)
+    if name == "reinforce_pp_baseline":
+        assert found[:8].tolist() == [found[0].item()] * 8
+        assert float(found.mean()) == pytest.approx(0, abs=1e-6)
+    else:
+        assert found[:8].tolist() == [0.0] * 8
+    assert found[8:].abs().min() > 0.01
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize("count", [2, 5, 33])
+def test_equal_weighted_sums_of_rewards_have_an_advantage_of_exactly_zero(count, layout):
+    """A sum over reward functions must not depend on the row: a vectorised reduction adds the last rows differently."""
+    generator = torch.Generator().manual_seed(count)
+    one, weights = torch.randn(count, generator=generator), torch.randn(count, generator=generator)
+    for size in range(2, 40):
+        rewards = one.expand(size, count)
+        rewards = rewards.contiguous() if layout == "rows" else rewards.T.contiguous().T
+        for given in (None, weights):
+            assert gv.advantages("grpo", rewards, [0] * size, reward_weights=given).tolist() == [0.0] * size
+
+
+@pytest.mark.parametrize("credit", ["reward_to_go", "process"])
+def test_equal_rewards_have_exactly_zero_at_every_token(credit):
+    """The reward is one step's, at the last token."""
+    mask = torch.arange(4) < torch.tensor([[1], [2], [3], [4], [4], [2], [3]])
+    last = mask & ~mask.roll(-1, 1).logical_and(torch.arange(4) < 3)
+    given = {"mask": mask, "token_rewards": last * 0.7, "step_ends": last}
+    for scale in ("none", "group_std", "batch_std"):
+        found = gv.advantages(f"grpo_process,credit={credit},scale={scale}", [0.7] * 7, [0] * 7, **given)
+        assert found.tolist() == torch.zeros(7, 4).tolist()
+
+
+def test_nearly_equal_rewards_are_not_taken_for_equal():
+    """Two passes keep the digits: (1, 1.00001) has a deviation of 7.07e-6, so +-5e-6 / (7.07e-6 + 1e-6) = +-0.6195."""
+    rewards = torch.tensor([1.0, 1.00001, 2.0, 2.00001], dtype=torch.float64)
+    found = gv.advantages("grpo", rewards, [0, 0, 1, 1])
+    assert found.tolist() == pytest.approx([-0.61951, 0.61951] * 2, abs=1e-4)
+    assert gv.advantages("grpo", rewards.float(), [0, 0, 1, 1]).tolist() == pytest.approx(
+        [-0.6195, 0.6195] * 2, abs=0.02
+    )
+
+
+def test_leave_one_out_with_a_deviation_does_not_explode():
+    """One 0 among seven 0.95: the others' rewards are equal, their residue must not be taken for a deviation."""
+    found = gv.advantages("rloo,scale=group_std", [0.0] + [0.95] * 7, [0] * 8)
+    # Deviation sqrt(0.95^2 / 8) = 0.335876; leave one out: -0.95, and 0.95 - 6 * 0.95 / 7 = 0.135714.
+    assert found.tolist() == pytest.approx([-0.95 / 0.335876] + [0.135714 / 0.335876] * 7, rel=1e-4)
+
+
+# Missing rewards
+
+
+@pytest.mark.parametrize("name", gv.names())
+def test_all_rewards_missing_is_all_zero(name):
+    case = random_case(0)
+    case = replace(case, rewards=np.full_like(case.rewards, NAN))
+    found = gv.advantages(name, case.rollouts())
+    assert_close(found, torch.zeros_like(found), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("missing", [None, NAN])
+def test_missing_rewards_by_hand(missing):
+    """Totals 1 + 2, 3, 2 and none: mean 8/3 of the three that have one."""
+    rewards = [[1.0, 2.0], [3.0, missing], [missing, 2.0], [missing, missing]]
+    found = gv.advantages("dr_grpo", rewards, [0] * 4)
+    assert found.tolist() == pytest.approx([1 / 3, 1 / 3, -2 / 3, 0])
+    # Weights 1 and 10: totals 21, 3, 20, mean 44/3.
+    found = gv.advantages("dr_grpo", rewards, [0] * 4, reward_weights=[1.0, 10.0])
+    assert found.tolist() == pytest.approx([19 / 3, -35 / 3, 16 / 3, 0])
+
+
+def test_a_missing_reward_in_a_flat_list():
+    assert gv.advantages("dr_grpo", [1.0, None, 3.0], [0, 0, 0]).tolist() == [-1, 0, 1]
+
+
+def test_a_response_that_is_not_valid_is_out_of_every_statistic():
+    """Rewards 1, 1, 0, 0 with the second one masked: mean 1/3."""
+    found = gv.advantages("dr_grpo", [1.0, 1.0, 0.0, 0.0], [0] * 4, valid=[True, False, True, True])
+    assert found.tolist() == pytest.approx([2 / 3, 0, -1 / 3, -1 / 3])
+    for name in gv.names():
+        case = replace(random_case(4), valid=np.arange(9) != 3)
+        wild = replace(case, rewards=case.rewards.copy(), token_rewards=case.token_rewards.copy())
+        wild.rewards[3], wild.token_rewards[3] = 1e6, NAN
+        assert_close(gv.advantages(name, wild.rollouts()), gv.advantages(name, case.rollouts()), rtol=0, atol=0)
+
+
+def test_a_response_without_loss_tokens_stays_in_its_groups_statistics():
+    """A truncated answer whose mask is emptied has still told what its prompt is worth: rewards 1, 3, 2 with mean 2."""
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]])
+    assert gv.advantages("dr_grpo", [1.0, 3.0, 2.0], [0, 0, 0], mask=mask).tolist() == [-1, 1, 0]
+    by_token = gv.advantages("dr_grpo,credit=reward_to_go", [1.0, 3.0, 2.0], [0, 0, 0], mask=mask)
+    assert by_token.tolist() == [[-1, -1, 0], [0, 0, 0], [0, 0, 0]]
+
+
+# Overflow
+
+
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("name", [n for n in gv.names() if gv.get(n).surrogate.needs_ratio])
+def test_a_log_ratio_of_100_is_finite(name, advantage):
+    """exp(100) is infinite in float32, and 0 times infinity no number; bounded at 20 it is 4.9e8, without gradient."""
+    logp = torch.zeros(1, 2, requires_grad=True)
+    x = tokens(logp, [[1, 1]], [advantage], old_logp=torch.full((1, 2), -100.0), ref_logp=torch.zeros(1, 2))
+    variant = gv.get(name)
+    out = gv.policy_loss(variant, x, gv.Counts(tokens=2, sequences=1, length=2))
+    out.loss.backward()
+    # For A = 1 the loss is that of the clip, for A = -1 it is the bound's.
+    high = 1 + variant.surrogate.high
+    expected = {0.0: 0.0, 1.0: -high, -1.0: math.exp(20)}[advantage]
+    assert out.loss.item() == pytest.approx(expected, rel=1e-6)
+    token_ratio_at_its_bound = name == "gspo_token" and advantage == -1
+    assert_close(logp.grad.abs() > 0, torch.full((1, 2), token_ratio_at_its_bound))
+
+
+@pytest.mark.parametrize("difference", [100.0, -100.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_k3_at_a_difference_of_100_is_finite(difference, dtype):
+    """u is bounded by 20: exp(20) - 21 = 485165174.41 and exp(-20) + 19 = 19.000000002; no gradient outside."""
+    logp = torch.zeros(1, 1, dtype=dtype, requires_grad=True)
+    value = gv.kl("k3", logp, torch.full((1, 1), difference, dtype=dtype))
+    value.backward()
+    assert value.item() == pytest.approx(485165174.4097903 if difference > 0 else 19.000000002061153, rel=1e-6)
+    assert logp.grad.item() == 0
+
+
+def test_a_dropped_token_may_overflow():
+    """What a correction or a token filter drops is dropped by selection: 0 times an infinite loss is no number."""
+    logp = torch.zeros(2, 2, requires_grad=True)
+    x = tokens(
+        logp,
+        [[1, 1], [1, 1]],
+        [-1.0, -1.0],
+        old_logp=torch.tensor([[0.0, -500.0], [0.0, 0.0]]),
+        rollout_logp=torch.tensor([[0.0, 0.0], [0.0, 0.0]]),
+        entropy=torch.tensor([[1.0, 0.0], [1.0, 1.0]]),
+    )
+    for part in (
+        "correction=token_mask,correction.low=0.5,correction.high=2",
+        "tokens=top_entropy,tokens.fraction=0.5",
+    ):
+        spec = f"dapo,ratio.bound_high=none,{part}"
+        out = gv.policy_loss(spec, x)
+        assert out.loss.item() == 0.75  # three tokens of ratio 1 and A = -1, over four
+
+
+def test_masks_of_any_type_mean_the_same():
+    case = with_advantages(random_case(0), gv.get("grpo"))
+    expected, gradient, _ = loss_and_gradient(gv.get("grpo"), case)
+    for dtype in (torch.int64, torch.float32, torch.uint8):
+        loss, slope, _ = loss_and_gradient(gv.get("grpo"), case, mask=torch.as_tensor(case.mask).to(dtype))
+        assert_close((loss, slope), (expected, gradient), rtol=0, atol=0)
+
+
+def test_dr_grpo_divides_by_the_given_length_whatever_the_width():
+    """The divisor is N times the host's maximum length, not the padded width: 10 or 20 columns, the same loss."""
+    variant = gv.get("dr_grpo")
+    for width in (10, 20):
+        case = with_advantages(random_case(0), variant)
+        wide = {
+            n: np.pad(getattr(case, n), ((0, 0), (0, width - 6)))
+            for n in ("mask", "logp", "old_logp", "ref_logp", "rollout_logp", "entropy")
+        }
+        loss, _, _ = loss_and_gradient(variant, replace(case, **wide), counts=counts_for(variant, case))
+        ratio = np.exp(case.logp - case.old_logp)
+        a = case.advantages[:, None]
+        terms = np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a) * case.mask
+        assert loss.item() == pytest.approx(-terms.sum() / (9 * LENGTH))
