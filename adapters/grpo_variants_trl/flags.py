@@ -59,21 +59,22 @@ def choose(loss_type: str, given: Mapping[str, Any]) -> Choice:
     name, _, rest = loss_type.removeprefix(PREFIX).partition(",")
     in_spec = read_options(rest)
     variant = configure(registered(name.strip()), _completed(in_spec, given))
-    origins = {key: f"loss_type ({key}={text})" for key, text in full_keys(variant, in_spec).items()}
+    written = {key: f"loss_type ({key}={text})" for key, text in full_keys(variant, in_spec).items()}
+    origins = dict(written)
     for flag, value in given.items():
         tuned = _tuned(variant, flag, value, given)
-        for key in _changed(variant, tuned):
-            if key in origins and not origins[key].startswith("flag"):
-                raise FlagError(
-                    f"{flag}={value!r} and loss_type={loss_type!r} disagree about {key}: "
-                    f"{resolved_values(tuned).get(key)!r} and {resolved_values(variant).get(key)!r}. Set one of them."
-                )
-            origins[key] = f"flag {flag}={value}"
-        for key in FLAG_KEYS.get(flag, ()):
-            if key in resolved_values(tuned):
-                origins.setdefault(key, f"flag {flag}={value}")
+        changed = _changed(variant, tuned)
+        for key in filter(written.__contains__, changed):
+            new, old = (resolved_values(v).get(key, "none") for v in (tuned, variant))
+            raise FlagError(
+                f"{flag}={value!r} and loss_type={loss_type!r} disagree about {key}: {new!r} and {old!r}. "
+                "Set one of them."
+            )
+        source = f"flag {flag}={value}"
+        origins |= dict.fromkeys(changed, source)
+        origins = dict.fromkeys(FLAG_KEYS.get(flag, ()), source) | origins
         variant = tuned
-    return Choice(variant, origins)
+    return Choice(variant, {key: source for key, source in origins.items() if key in resolved_values(variant)})
 
 
 def _completed(in_spec: Mapping[str, str], given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,7 +94,7 @@ def _tuned(variant: Variant, flag: str, value: Any, given: Mapping[str, Any]) ->
 
 def _changed(before: Variant, after: Variant) -> list[str]:
     old, new = resolved_values(before), resolved_values(after)
-    return [key for key in new if old.get(key, MISSING) != new[key]]
+    return [key for key in {**new, **old} if old.get(key, MISSING) != new.get(key, MISSING)]
 
 
 def _beta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
