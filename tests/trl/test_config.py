@@ -1,0 +1,256 @@
+"""VariantGRPOConfig: TRL's own values with a built-in loss type, a variant from any way in, and what is too late."""
+
+import dataclasses
+import pickle
+import re
+
+import pytest
+import tiny_model
+from grpo_variants_trl import VariantGRPOConfig, VariantGRPOTrainer
+from grpo_variants_trl.flags import FLAGS
+from trl import GRPOConfig, TrlParser
+from trl_runs import lora, make
+
+import grpo_variants as gv
+
+COMMON = dict(output_dir="unused", use_cpu=True, bf16=False, report_to="none")
+BUILT_IN = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "luspo", "vespo"]
+# One explicit value a flag, none of them TRL's default.
+EXPLICIT = {
+    "beta": 0.1,
+    "epsilon": 0.1,
+    "epsilon_high": 0.3,
+    "delta": 4.0,
+    "scale_rewards": "batch",
+    "importance_sampling_level": "sequence",
+    "multi_objective_aggregation": "normalize_then_sum",
+    "mask_truncated_completions": True,
+    "top_entropy_quantile": 0.5,
+    "use_bias_correction_kl": False,
+    "off_policy_mask_threshold": 0.5,
+    "sapo_temperature_neg": 2.0,
+    "sapo_temperature_pos": 3.0,
+    "vespo_k_pos": 4.0,
+    "vespo_lambda_pos": 5.0,
+    "vespo_k_neg": 6.0,
+    "vespo_lambda_neg": 7.0,
+    "vllm_importance_sampling_correction": False,
+    "vllm_importance_sampling_mode": "token_mask",
+    "vllm_importance_sampling_clip_max": 2.0,
+    "vllm_importance_sampling_clip_min": 0.5,
+    "vllm_importance_sampling_cap": 2.5,
+}
+
+
+def config(loss_type="gv_dapo", **flags):
+    return VariantGRPOConfig(**{**COMMON, "loss_type": loss_type, **flags})
+
+
+def values(made):
+    """Every field that TRL's config has."""
+    return {f.name: getattr(made, f.name) for f in dataclasses.fields(GRPOConfig)}
+
+
+def parse(arguments, yaml=None, folder=None):
+    """The config as TRL's command line makes it."""
+    arguments = ["--output_dir", "unused", "--use_cpu", "--bf16", "false", "--report_to", "none", *arguments]
+    if yaml is not None:
+        path = folder / "run.yaml"
+        path.write_text(yaml)
+        arguments += ["--config", str(path)]
+    return TrlParser([VariantGRPOConfig]).parse_args_and_config(arguments)[0]
+
+
+@pytest.mark.parametrize("loss_type", BUILT_IN)
+def test_a_built_in_loss_type_gets_every_one_of_trls_defaults_back(loss_type):
+    assert values(config(loss_type)) == values(GRPOConfig(**COMMON, loss_type=loss_type))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_built_in_loss_type_keeps_an_explicit_flag(flag):
+    given = {flag: EXPLICIT[flag]}
+    assert getattr(GRPOConfig(**COMMON), flag) != EXPLICIT[flag]
+    assert values(config("dapo", **given)) == values(GRPOConfig(**COMMON, loss_type="dapo", **given))
+
+
+def test_a_built_in_loss_type_keeps_an_explicit_none_of_the_clip():
+    flags = dict(vllm_importance_sampling_clip_max=None, vllm_importance_sampling_mode="token_mask")
+    assert config("dapo", **flags).vllm_importance_sampling_clip_max is None
+
+
+def test_scale_rewards_aliases_of_a_built_in_loss_type():
+    assert [config("dapo", scale_rewards=word).scale_rewards for word in (True, False)] == ["group", "none"]
+
+
+def test_a_built_in_loss_type_from_the_command_line_and_yaml(tmp_path):
+    yaml = "loss_type: dapo\nscale_rewards: none\n"
+    expected = values(GRPOConfig(**COMMON, loss_type="dapo", scale_rewards="none", beta=0.1))
+    assert values(parse(["--beta", "0.1"], yaml, tmp_path)) == expected
+
+
+SPEC = "gv_dapo,surrogate.high=0.3"
+WAYS = {
+    "flags": (["--loss_type", SPEC, "--beta", "0.1", "--mask_truncated_completions", "false"], None),
+    "yaml": ([], f"loss_type: {SPEC}\nbeta: 0.1\nmask_truncated_completions: false\n"),
+    "flags over yaml": (
+        ["--loss_type", SPEC, "--beta", "0.1"],
+        "loss_type: gv_grpo\nbeta: 0.2\nmask_truncated_completions: false\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_variant_from_the_command_line_and_yaml(tmp_path, way):
+    made = parse(*WAYS[way], tmp_path)
+    assert made.choice.variant == gv.get("dapo,surrogate.high=0.3,kl=k3,kl.beta=0.1,overlong=keep")
+    assert made.choice.origins["surrogate.high"] == "loss_type (surrogate.high=0.3)"
+    assert made.choice.origins["kl.beta"] == "flag beta=0.1"
+
+
+def test_explicit_defaults_and_nulls_are_seen_from_yaml(tmp_path):
+    off = parse([], "loss_type: gv_grpo\nbeta: 0.0\nscale_rewards: false\n", tmp_path)
+    assert off.choice.variant == gv.get("grpo,kl=none,scale=none")
+    text = "loss_type: gv_grpo\nvllm_importance_sampling_mode: token_mask\n"
+    unset = parse([], text + "vllm_importance_sampling_clip_min: 0.5\n", tmp_path)
+    assert unset.choice.variant.correction[0].high == 3.0
+    null = parse(
+        [], text + "vllm_importance_sampling_clip_min: 0.5\nvllm_importance_sampling_clip_max: null\n", tmp_path
+    )
+    assert null.choice.variant.correction[0].high is None
+
+
+# What TRL's own code has to read for a variant: reference, truncation mask and scale are its business.
+NATIVE = [
+    ("gv_grpo", {"beta": 0.04, "scale_rewards": "group", "mask_truncated_completions": False}),
+    ("gv_dapo", {"beta": 0.0, "scale_rewards": "group", "mask_truncated_completions": True}),
+    ("gv_dr_grpo", {"beta": 0.0, "scale_rewards": "none", "mask_truncated_completions": False}),
+    ("gv_reinforce_pp", {"beta": 0.01, "scale_rewards": "none"}),
+    ("gv_dapo,kl=k1,kl.beta=0.3,overlong=keep", {"beta": 0.3, "mask_truncated_completions": False}),
+    ("gv_grpo", {"vllm_importance_sampling_correction": False}),
+    ("gv_grpo,correction=token_truncate", {"vllm_importance_sampling_correction": True}),
+    ("gv_grpo,ratio.anchor=rollout", {"vllm_importance_sampling_correction": True}),
+    ("gv_grpo,correction=off_policy_mask,correction.threshold=0.5", {"vllm_importance_sampling_correction": False}),
+    ("gv_gspo", {"epsilon": 0.2, "epsilon_high": None, "delta": None, "importance_sampling_level": "token"}),
+]
+
+
+@pytest.mark.parametrize(("loss_type", "expected"), NATIVE)
+def test_trl_reads_what_it_needs_for_the_variant(loss_type, expected):
+    made = config(loss_type)
+    assert {name: getattr(made, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("name", gv.names())
+def test_one_response_a_prompt_is_for_variants_that_need_no_group(name):
+    if name in ("remax", "reinforce", "reinforce_pp"):
+        assert config(f"gv_{name}", num_generations=1).num_generations == 1
+        return
+    with pytest.raises(ValueError, match="at least 2 generations per prompt"):
+        config(f"gv_{name}", num_generations=1)
+
+
+@pytest.mark.parametrize("loss_type", ["gv_remax,scale=group_std", "gv_reinforce,baseline=leave_one_out", "dapo"])
+def test_one_response_a_prompt_is_refused_where_the_spec_compares_within_groups(loss_type):
+    with pytest.raises(ValueError, match="at least 2 generations per prompt"):
+        config(loss_type, num_generations=1)
+
+
+def test_trls_other_checks_still_run_for_a_variant_without_group():
+    with pytest.raises(ValueError, match=r"must be divisible by num_generations \(3\)"):
+        config("gv_remax", num_generations=3, per_device_train_batch_size=8)
+
+
+UNKNOWN = {
+    "gv_nope": "unknown variant 'nope'; known: reinforce, rloo, grpo",
+    "gv_dap": "Did you mean 'dapo'?",
+    "gv_": "unknown variant ''; known:",
+    "gv_dapo,clip=0.3": "dapo: unknown axis 'clip'; axes: baseline, scale,",
+    "gv_dapo,surrogate.hi=0.3": "surrogate=clip has no field 'hi'; its fields: low, high, dual. Did you mean 'high'?",
+    "gv_dapo,scale=std": "dapo: scale='std' is unknown; choices of scale: none, group_std, batch_std.",
+    "gv_dapo,surrogate.high=wide": "dapo: surrogate.high='wide' is not a number.",
+    "gv_dapo,surrogate.high": "'surrogate.high' is not axis=choice or axis.field=value",
+    "gv_dapo,kl=k3": "kl=k3 on 'dapo' needs kl.beta, which has no default",
+    "gv_dapo,filter=none,filter=none": "filter is given twice",
+}
+
+
+@pytest.mark.parametrize("loss_type", UNKNOWN)
+def test_a_wrong_spec_fails_when_the_config_is_made(loss_type):
+    with pytest.raises(ValueError, match=re.escape(UNKNOWN[loss_type])):
+        config(loss_type)
+
+
+def test_approximate_windows_needs_a_variant():
+    assert config("gv_dapo", approximate_windows=True).approximate_windows
+    with pytest.raises(ValueError, match="approximate_windows=True has no effect with the built-in loss_type='dapo'"):
+        config("dapo", approximate_windows=True)
+
+
+def test_a_config_survives_pickling():
+    made = pickle.loads(pickle.dumps(config("gv_dapo,surrogate.high=0.3", beta=0.1)))
+    assert made.choice == config("gv_dapo,surrogate.high=0.3", beta=0.1).choice
+    assert values(made) == values(config("gv_dapo,surrogate.high=0.3", beta=0.1))
+
+
+def test_a_config_is_written_as_plain_values():
+    written = config("gv_dapo", beta=0.1).to_dict()
+    assert (written["loss_type"], written["beta"], written["approximate_windows"]) == ("gv_dapo", 0.1, False)
+
+
+def construct(made, **more):
+    return VariantGRPOTrainer(
+        model=tiny_model.model(),
+        reward_funcs=tiny_model.ones,
+        args=made,
+        train_dataset=tiny_model.dataset(),
+        processing_class=tiny_model.tokenizer(),
+        peft_config=lora(),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("beta", 0.1), ("epsilon", 0.1), ("scale_rewards", "none"), ("mask_truncated_completions", False)],
+)
+def test_a_flag_that_is_changed_too_late_is_refused(flag, value):
+    made = config("gv_dapo")
+    setattr(made, flag, value)
+    text = f"{flag} was set to {value!r} after the config was made, where it cannot tune 'gv_dapo' any more. Give it to"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        construct(made)
+
+
+@pytest.mark.parametrize(("before", "after"), [("gv_dapo", "gv_grpo"), ("dapo", "gv_dapo"), ("gv_dapo", "dapo")])
+def test_a_loss_type_that_is_changed_too_late_is_refused(before, after):
+    made = config(before)
+    made.loss_type = after
+    text = f"loss_type was changed from {before!r} to {after!r} after the config was made; make a new config with it."
+    with pytest.raises(ValueError, match=text):
+        construct(made)
+
+
+def test_a_plain_config_needs_the_variants_kl_coefficient(tmp_path):
+    text = (
+        "loss_type='gv_grpo' has kl.beta=0.04, but GRPOConfig has beta=0, from which the trainer builds its "
+        "reference. Set beta=0.04, or use VariantGRPOConfig, or switch the KL term off with "
+        "loss_type='gv_grpo,kl=none'."
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make(tmp_path, "gv_grpo", config=GRPOConfig)
+    assert make(tmp_path, "gv_grpo", config=GRPOConfig, beta=0.04).variant == gv.get("grpo")
+    assert make(tmp_path, "gv_grpo,kl=none", config=GRPOConfig).variant == gv.get("grpo,kl=none")
+
+
+def test_a_plain_config_is_read_by_what_differs_from_trls_defaults(tmp_path):
+    trainer = make(tmp_path, "gv_dapo", config=GRPOConfig, epsilon=0.1, epsilon_high=0.3, beta=0.02)
+    assert trainer.variant == gv.get("dapo,surrogate.low=0.1,surrogate.high=0.3,kl=k3,kl.beta=0.02")
+    assert trainer.mask_truncated_completions is True
+    assert trainer.variant_card.origins["surrogate.low"] == "flag epsilon=0.1"
+    with pytest.raises(ValueError, match=r"epsilon=0\.1 alone sets both clip bounds"):
+        make(tmp_path, "gv_dapo", config=GRPOConfig, epsilon=0.1)
+
+
+def test_a_plain_config_with_a_built_in_loss_type_is_left_alone(tmp_path):
+    trainer = make(tmp_path, "dapo", config=GRPOConfig, beta=0.02)
+    assert (trainer.variant, trainer.beta, trainer.loss_type) == (None, 0.02, "dapo")
