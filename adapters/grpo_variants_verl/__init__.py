@@ -1,0 +1,35 @@
+"""grpo-variants in verl: importing this registers one estimator and one policy loss a variant, `gv_<name>`.
+
+verl imports it in every process by the entry point group `verl.plugins`. A failure is logged here, since verl itself
+hides why a plugin does not load.
+"""
+
+import logging
+
+try:
+    import verl as _verl  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}. Install it with: pip install 'grpo-variants[verl]'") from error
+
+try:
+    from grpo_variants_verl.cards import VariantCallback
+    from grpo_variants_verl.config import VariantPolicyLossConfig
+    from grpo_variants_verl.host import extend_host, restore_host
+    from grpo_variants_verl.launch import remove_checks, watch_config
+    from grpo_variants_verl.registration import register
+
+    register()
+    watch_config()
+except Exception as error:
+    logging.getLogger(__name__).error("the plugin did not load, so no gv_ name is known to verl: %r", error)
+    raise
+
+__all__ = [
+    "VariantCallback",
+    "VariantPolicyLossConfig",
+    "extend_host",
+    "register",
+    "remove_checks",
+    "restore_host",
+    "watch_config",
+]

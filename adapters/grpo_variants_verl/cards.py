@@ -1,0 +1,156 @@
+"""The variant card of a verl run: what is trained, as one variant, with the host's own parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
+
+from grpo_variants import verl_words as words
+from grpo_variants.aggregation import Constant, PromptMean
+from grpo_variants.card import Card
+from grpo_variants.correction import Correction, OffPolicyMask
+from grpo_variants.divergence import KL
+from grpo_variants.options import configure, get, resolved_values
+from grpo_variants.variant import AXES, Variant
+from grpo_variants_verl import native
+from grpo_variants_verl.host import extend_host
+from grpo_variants_verl.run import Run, read_run
+from grpo_variants_verl.settings import Chosen, node_of
+
+_RULE = ("baseline", "scale", "credit", "singleton")
+_HOST_AXES = ("kl", "correction", "filter", "overlong")
+
+
+def make_card(run: Run) -> Card:
+    """The card of a run; raises ValueError where its two ends do not go together."""
+    rule, objective = _rule(run), _objective(run)
+    parts = {axis: getattr(rule if axis in _RULE else objective, axis) for axis in AXES}
+    if isinstance(rule.aggregation, PromptMean) and run.estimator is not None:
+        parts["aggregation"] = rule.aggregation
+    named = (run.loss or run.estimator or Chosen(objective, {})).variant.name
+    variant = replace(get(named), **parts | _host_parts(run, objective))
+    return Card(
+        variant=variant,
+        host="verl",
+        origins=_origins(run, variant),
+        effective=dict(_effective(run, variant)),
+        notes=tuple(_notes(run)),
+    )
+
+
+class VariantCallback(CheckpointCallback):
+    """Writes the card into the checkpoint folder, at the start and with every checkpoint.
+
+    Put in place where `trainer.checkpoint_callback_class` is not set; derive from it to have your own as well.
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        """Write the card beside where checkpoints will be; extend the host where the configuration says so."""
+        super().__init__(config)
+        self.card = make_card(read_run(config))
+        self.card.write(config.trainer.default_local_dir)
+        if node_of(config.algorithm).get("extend_host"):
+            extend_host()
+
+    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **kwargs: Any) -> None:
+        """Put the card into the checkpoint that was just written."""
+        self.card.write(Path(checkpoint_dir))
+
+
+def _rule(run: Run) -> Variant:
+    if run.estimator is not None:
+        return run.estimator.variant
+    variant = get(native.ESTIMATORS.get(run.own_estimator, "reinforce"))
+    if run.own_estimator == "grpo" and run.get("algorithm.norm_adv_by_std_in_grpo") is False:
+        return configure(variant, {"scale": "none"})
+    return variant
+
+
+def _objective(run: Run) -> Variant:
+    if run.loss is not None:
+        return run.loss.variant
+    variant = get(native.LOSSES.get(run.own_loss, "reinforce"))
+    both = run.get(f"{words.ACTOR}.clip_ratio")
+    clip = {field: run.get(f"{words.ACTOR}.clip_ratio_{field}") for field in ("low", "high")}
+    fields = {field: both if value is None else value for field, value in clip.items()}
+    if getattr(variant.surrogate, "dual", None) is not None:
+        fields["dual"] = run.get(f"{words.ACTOR}.clip_ratio_c")
+    known = {f"surrogate.{field}": float(v) for field, v in fields.items() if hasattr(variant.surrogate, field)}
+    aggregation = words.read_aggregation(run.get) or variant.aggregation
+    return configure(replace(variant, aggregation=aggregation), known)
+
+
+def _host_parts(run: Run, objective: Variant) -> dict[str, Any]:
+    """Parts that verl itself applies, as its configuration says."""
+    return {
+        "kl": _kl(run),
+        "correction": _correction(run, objective),
+        "filter": words.read_filter(run.get),
+        "overlong": words.read_overlong(run.get),
+    }
+
+
+def _kl(run: Run) -> KL | None:
+    return words.read_kl_in_loss(run.get) or words.read_kl_in_reward(run.get)
+
+
+def _correction(run: Run, objective: Variant) -> tuple[Correction, ...]:
+    own = tuple(part for part in objective.correction if isinstance(part, OffPolicyMask))
+    try:
+        return (*words.read_correction(run.get), *own)
+    except ValueError:  # a rejection of verl's that has no part here is named in the notes
+        return own
+
+
+def _origins(run: Run, variant: Variant) -> dict[str, str]:
+    origins: dict[str, str] = {}
+    for key in resolved_values(variant):
+        axis = key.partition(".")[0]
+        if axis in _HOST_AXES:
+            origins[key] = "verl's configuration"
+        elif axis in _RULE and run.own_estimator != words.PREFIX + variant.name:
+            origins[key] = f"estimator {run.own_estimator}"
+        elif axis not in (*_RULE, "conventions") and run.own_loss != words.PREFIX + variant.name:
+            origins[key] = f"loss {run.own_loss}"
+    for end in (run.estimator, run.loss):
+        origins |= {} if end is None else {k: v for k, v in end.origins.items() if k in resolved_values(variant)}
+    return _without_what_paper_says(origins, variant)
+
+
+def _without_what_paper_says(origins: Mapping[str, str], variant: Variant) -> dict[str, str]:
+    """Host-owned values that equal the paper's keep the paper as their origin."""
+    paper = resolved_values(get(variant.name))
+    values = resolved_values(variant)
+    hosted = {key for key in origins if key.partition(".")[0] in _HOST_AXES and paper.get(key) == values[key]}
+    return {key: origin for key, origin in origins.items() if key not in hosted}
+
+
+def _effective(run: Run, variant: Variant) -> Iterator[tuple[str, Any]]:
+    """What the host adds to the objective, in the words of the TRL adapter, so that equal objectives hash alike."""
+    rule = variant.aggregation
+    if isinstance(rule, Constant) and rule.length is None:
+        yield "max_completion_length", run.get(words.SCALE_FACTOR) or run.get(words.MAX_LENGTH)
+    entropy = run.get(f"{words.ACTOR}.entropy_coeff")
+    if entropy:
+        yield "entropy_coef", float(entropy)
+
+
+def _notes(run: Run) -> Iterator[str]:
+    if run.estimator is None and run.own_estimator not in native.ESTIMATORS:
+        yield f"Advantages are verl's own {run.own_estimator}, which this card does not describe."
+    if run.loss is None and run.own_loss not in native.LOSSES:
+        yield f"The policy loss is verl's own {run.own_loss}, which this card does not describe."
+    if run.loss is None and words.read_aggregation(run.get) is None:
+        yield f"verl aggregates by {run.get(words.AGGREGATION)}, which this card does not describe."
+    if run.estimator is not None and run.loss is not None and run.own_estimator != run.own_loss:
+        yield f"Advantages are those of {run.own_estimator}."
+    if words.read_kl_in_loss(run.get) and words.read_kl_in_reward(run.get):
+        yield "verl applies a second KL penalty, in the rewards."
+    if run.get(f"{words.CORRECTION}.rollout_rs"):
+        yield f"verl rejects by rollout_rs={run.get(f'{words.CORRECTION}.rollout_rs')}."
+    if run.get(f"{words.CORRECTION}.bypass_mode"):
+        yield "Bypass mode: the old log-probabilities are the rollout engine's."

@@ -1,0 +1,29 @@
+"""The policy-loss section of verl's actor config, with a variant's options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl.workers.config import PolicyLossConfig
+
+from grpo_variants.verl_words import LOSS_MODE, LOSS_OPTIONS, PREFIX
+from grpo_variants_verl.settings import base_name, check_loss_options
+
+
+@dataclass
+class VariantPolicyLossConfig(PolicyLossConfig):
+    """verl's PolicyLossConfig and `options`, in spec-string notation: `surrogate.high=0.28`.
+
+    Chosen by `actor_rollout_ref.actor.policy_loss._target_=grpo_variants_verl.VariantPolicyLossConfig`. Checked when
+    verl reads its configuration, before a model is loaded.
+    """
+
+    options: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an option that does not exist, and for options on a loss of verl's own."""
+        if not self.loss_mode.startswith(PREFIX):
+            if self.options:
+                raise ValueError(f"{LOSS_OPTIONS} has no effect on {LOSS_MODE}={self.loss_mode}; use a gv_ loss.")
+            return
+        check_loss_options(base_name(self.loss_mode, LOSS_MODE), self.options)

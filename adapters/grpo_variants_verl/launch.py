@@ -1,0 +1,98 @@
+"""At the start of a run: check its configuration before any model loads, show the variant, and tell the workers."""
+
+from __future__ import annotations
+
+import os
+from functools import wraps
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.utils import config as verl_config
+from verl.utils.import_utils import load_class_from_fqn
+
+from grpo_variants import __version__
+from grpo_variants.catalogue import MODULES_VARIABLE
+from grpo_variants_verl.cards import VariantCallback, make_card
+from grpo_variants_verl.findings import length_setting
+from grpo_variants_verl.host import extend_host
+from grpo_variants_verl.run import Run, concerns, read_run, refusals, reports
+from grpo_variants_verl.settings import node_of
+from grpo_variants_verl.workers import DRIVER_VARIABLE, LOG
+
+CALLBACK = f"grpo_variants_verl.{VariantCallback.__name__}"
+_CALLBACK_KEY = "trainer.checkpoint_callback_class"
+_ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
+
+
+def watch_config() -> None:
+    """Check every configuration that verl's own `validate_config` sees; doing it again changes nothing.
+
+    Without it an unknown estimator fails after the first rollout only, and an unknown loss at the first update.
+    """
+    original = verl_config.validate_config
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def validate_config(config: DictConfig, *args: Any, **kwargs: Any) -> None:
+        if concerns(config):
+            prepare(config)
+        original(config, *args, **kwargs)
+
+    verl_config.validate_config = validate_config
+
+
+def remove_checks() -> None:
+    """Undo `watch_config`."""
+    verl_config.validate_config = getattr(verl_config.validate_config, "__wrapped__", verl_config.validate_config)
+
+
+def prepare(config: DictConfig) -> None:
+    """Refuse what would give wrong numbers, report what verl does otherwise, fill in what is left open.
+
+    Raises ValueError with every reason. Filled in: the constant of aggregation=constant, the callback that writes the
+    card, and the environment of the workers.
+    """
+    if OmegaConf.select(config, f"{_ENVIRONMENT}.{DRIVER_VARIABLE}") is not None:
+        _again(config)
+        return
+    run = read_run(config)
+    reasons = list(refusals(run))
+    if reasons:
+        raise ValueError("verl cannot run this configuration:\n" + "\n".join(f"- {reason}" for reason in reasons))
+    print(make_card(run).text(), flush=True)
+    for report in reports(run):
+        LOG.warning(report)
+    with open_dict(config):
+        for key, value in {**_length(run), **_environment()}.items():
+            OmegaConf.update(config, key, value, force_add=True)
+        _install_card(run)
+
+
+def _again(config: DictConfig) -> None:
+    """The legacy trainer checks a second time, in the process that computes advantages."""
+    if node_of(config.algorithm).get("extend_host"):
+        extend_host()
+
+
+def _length(run: Run) -> dict[str, Any]:
+    return {} if run.loss is None else length_setting(run.loss.variant, run.get)
+
+
+def _environment() -> dict[str, str]:
+    """What Ray hands to every worker: who has checked, and the modules of a user's own variants."""
+    modules = os.environ.get(MODULES_VARIABLE)
+    told = {DRIVER_VARIABLE: __version__} | ({MODULES_VARIABLE: modules} if modules else {})
+    return {f"{_ENVIRONMENT}.{name}": value for name, value in told.items()}
+
+
+def _install_card(run: Run) -> None:
+    """Let verl's checkpoint callback write the card; the legacy trainer has none, so it is written here."""
+    if not run.get("trainer.use_v1"):
+        make_card(run).write(run.get("trainer.default_local_dir"))
+        return
+    given = run.get(_CALLBACK_KEY)
+    if given is None:
+        OmegaConf.update(run.config, _CALLBACK_KEY, CALLBACK)
+    elif not issubclass(load_class_from_fqn(given), VariantCallback):
+        LOG.warning("%s writes no variant card. Mend: derive it from %s", given, CALLBACK)

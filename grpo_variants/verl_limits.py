@@ -1,0 +1,125 @@
+"""What each end of verl 0.9.1 computes of a variant, what it cannot, and what it does otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from grpo_variants import verl_words as words
+from grpo_variants.advantage import advantages
+from grpo_variants.aggregation import PromptMean
+from grpo_variants.baseline import Greedy
+from grpo_variants.correction import GeometricMask, OffPolicyMask
+from grpo_variants.credit import Process
+from grpo_variants.divergence import K3
+from grpo_variants.filters import ZeroVariance
+from grpo_variants.inputs import Counts, Rollouts, Tokens
+from grpo_variants.objective import policy_loss
+from grpo_variants.shaping import Mask
+from grpo_variants.variant import Variant
+
+
+@lru_cache(maxsize=256)
+def advantage_form(variant: Variant) -> Variant:
+    """What an estimator computes: the host has already taken a KL penalty off the rewards."""
+    return replace(variant, kl=None)
+
+
+@lru_cache(maxsize=256)
+def loss_form(variant: Variant) -> Variant:
+    """What a policy loss computes: the host adds the KL term, hands in rollout weights and sets the anchor."""
+    own = tuple(part for part in variant.correction if isinstance(part, OffPolicyMask))
+    ratio = replace(variant.ratio, anchor="old") if variant.ratio.anchor == "rollout" else variant.ratio  # type: ignore[type-var]
+    return replace(variant, kl=None, correction=own, ratio=ratio)
+
+
+def advantage_refusals(variant: Variant) -> Iterator[str]:
+    """Why verl cannot give an estimator what this advantage rule needs; nothing where it can."""
+    if isinstance(variant.baseline, Greedy):
+        yield (
+            f"{variant.name}: verl draws greedy responses for its own estimator only. Use {words.ESTIMATOR}=remax with "
+            "trainer.use_v1=False (the V1 trainer draws none)."
+        )
+        return
+    mask = torch.ones(4, 3, dtype=torch.bool)
+    token_rewards = torch.tensor([[0.0, 0.0, r] for r in (1.0, 0.0, 0.0, 1.0)])
+    ends = mask if isinstance(variant.credit, Process) else None
+    rollouts = Rollouts(
+        rewards=token_rewards.sum(1), groups=[0, 0, 1, 1], mask=mask, token_rewards=token_rewards, step_ends=ends
+    )
+    yield from _failure(variant, lambda: advantages(advantage_form(variant), rollouts))
+
+
+def loss_refusals(variant: Variant) -> Iterator[str]:
+    """Why verl cannot give a policy loss what this objective needs; nothing where it can."""
+    if getattr(variant.aggregation, "empty_rows", "count") == "exclude":
+        yield (
+            f"{variant.name}: aggregation.empty_rows=exclude needs the number of responses with a token, which verl "
+            "does not count. Set aggregation.empty_rows=count."
+        )
+    if variant.kl_in_loss and variant.kl is not None and variant.kl.weighted != "none":
+        yield (f"{variant.name}: verl adds the KL term itself and cannot weigh it by the ratio. Set kl.weighted=none.")
+    if isinstance(variant.aggregation, PromptMean):
+        yield from _prompt_mean_refusal(variant)
+        return
+    logp = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]])
+    x = Tokens(logp=logp, mask=logp < 0, advantages=torch.ones_like(logp), old_logp=logp, rollout_logp=None)
+    counts = Counts(tokens=4, sequences=2, nonempty=2, length=2)
+    yield from _failure(variant, lambda: policy_loss(loss_form(variant), x, counts))
+
+
+def _prompt_mean_refusal(variant: Variant) -> Iterator[str]:
+    scaled = "the advantages can carry it" if homogeneous(variant) else "and its surrogate does not scale with A"
+    pair = words.shell(
+        {
+            words.OPTIONS: "aggregation=prompt_mean",
+            words.LOSS_TARGET: words.LOSS_CONFIG,
+            words.LOSS_OPTIONS: words.TOKEN_MEAN,
+        }
+    )
+    yield (
+        f"{variant.name}: aggregation=prompt_mean weighs a response by its group's tokens, which a policy loss of verl "
+        f"does not see; {scaled}. Use the pair {pair}."
+    )
+
+
+def homogeneous(variant: Variant) -> bool:
+    """Whether a surrogate scales with the advantage, so that a weight may be moved into the advantages."""
+    logp = torch.tensor([[-1.0, -2.0, -0.5, -3.0]])
+    advantage = torch.tensor([[1.5, -0.5, -2.0, 0.25]])
+    old = logp + torch.tensor([[0.1, -1.4, 1.2, -0.2]])
+    form, counts = loss_form(variant), Counts(tokens=4, sequences=1, nonempty=1, length=4)
+
+    def term(scale: float) -> torch.Tensor:
+        x = Tokens(logp=logp, mask=logp < 0, advantages=scale * advantage, old_logp=old)
+        return form.surrogate(form.ratio(x), x, counts).loss
+
+    return torch.allclose(term(3.0), 3.0 * term(1.0))
+
+
+def _failure(variant: Variant, run: Callable[[], object]) -> Iterator[str]:
+    """The complaint of a dry run with what verl hands over."""
+    try:
+        run()
+    except ValueError as error:
+        yield f"{variant.name}: verl does not hand this over to a plugin. {error}"
+
+
+def notes(variant: Variant) -> Iterator[str]:
+    """What verl does otherwise than the variant says, although it runs it."""
+    if isinstance(variant.overlong, Mask):
+        yield (
+            "verl does not mask truncated responses; its nearest is the soft punishment, "
+            "overlong=penalty,overlong.buffer=<tokens>."
+        )
+    if isinstance(variant.filter, ZeroVariance):
+        yield "verl's V1 trainer refills without a limit; max_num_gen_batches is read by the legacy trainer only."
+    if any(isinstance(part, GeometricMask) for part in variant.correction):
+        yield "verl's rejection also takes the response out of the KL term, while the step's token count still has it."
+    if isinstance(variant.aggregation, PromptMean):
+        yield "prompt_mean is exact where ppo_mini_batch_size equals train_batch_size, one update a batch."
+    if variant.kl_in_loss and isinstance(variant.kl, K3) and variant.kl.value_bound != 10.0:
+        yield "verl clamps each token's k3 at 10."

@@ -1,0 +1,345 @@
+"""What verl 0.9.1 calls the parts of a variant: which of its settings express which axis, and how to read them back.
+
+Data and small functions on it; nothing of verl is imported. `grpo-variants translate` prints these settings, and the
+adapter holds a run's configuration against them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_variants import aggregation, correction, divergence, filters, shaping
+from grpo_variants.options import choice_name
+from grpo_variants.variant import AXES, End, Variant
+
+PREFIX = "gv_"
+ACTOR = "actor_rollout_ref.actor"
+POLICY_LOSS = f"{ACTOR}.policy_loss"
+ESTIMATOR = "algorithm.adv_estimator"
+LOSS_MODE = f"{POLICY_LOSS}.loss_mode"
+OPTIONS = "algorithm.grpo_variants.options"
+STEP_REWARDS = "algorithm.grpo_variants.step_rewards"
+LOSS_TARGET = f"{POLICY_LOSS}._target_"
+LOSS_CONFIG = "grpo_variants_verl.VariantPolicyLossConfig"
+LOSS_OPTIONS = f"{POLICY_LOSS}.options"
+TOKEN_MEAN = "aggregation=token_mean"
+AGGREGATION = f"{ACTOR}.loss_agg_mode"
+SCALE_FACTOR = f"{ACTOR}.loss_scale_factor"
+MAX_LENGTH = "data.max_response_length"
+CORRECTION = "algorithm.rollout_correction"
+FILTER = "algorithm.filter_groups"
+REWARD_MANAGER = "reward.reward_manager.name"
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+LONGEST = "reward.reward_kwargs.max_resp_len"
+# Keys that verl's own configuration does not have: Hydra adds them with a leading plus sign.
+ADDED = ("algorithm.grpo_variants", LOSS_OPTIONS, "reward.reward_kwargs")
+
+Settings = dict[str, Any]
+Get = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """A value that Hydra takes from another key of the configuration."""
+
+    key: str
+
+    def __str__(self) -> str:
+        """Hydra's notation."""
+        return f"${{{self.key}}}"
+
+
+def axes_of(end: End) -> tuple[str, ...]:
+    """Axes that act at one end of a trainer."""
+    return tuple(axis for axis, about in AXES.items() if end in about.ends)
+
+
+# ---- aggregation
+
+_AGGREGATIONS: Mapping[type, str] = {
+    aggregation.TokenMean: "token-mean",
+    aggregation.PromptMean: "token-mean",
+    aggregation.SequenceMean: "seq-mean-token-mean",
+    aggregation.SequenceSum: "seq-mean-token-sum",
+    aggregation.Constant: "seq-mean-token-sum-norm",
+}
+
+
+def aggregation_settings(variant: Variant) -> Settings:
+    """How the host aggregates what it adds itself: the KL term and the entropy bonus."""
+    rule = variant.aggregation
+    word = _AGGREGATIONS.get(type(rule))
+    if word is None:
+        return {}
+    settings: Settings = {AGGREGATION: word}
+    if isinstance(rule, aggregation.Constant):
+        length = rule.length
+        if length is not None and float(length).is_integer():
+            length = int(length)
+        settings[SCALE_FACTOR] = Interpolation(MAX_LENGTH) if length is None else length
+    return settings
+
+
+def read_aggregation(get: Get) -> aggregation.Aggregation | None:
+    """The aggregation of verl's own losses under a configuration; None for one that has no counterpart here."""
+    word = get(AGGREGATION)
+    cls = next((cls for cls, host in _AGGREGATIONS.items() if host == word), None)
+    if cls is aggregation.Constant:
+        return aggregation.Constant(length=get(SCALE_FACTOR))
+    return None if cls is None else cls()
+
+
+# ---- KL
+
+_ESTIMATORS: Mapping[str, type[divergence.KL]] = {
+    "kl": divergence.K1,
+    "k1": divergence.K1,
+    "mse": divergence.K2,
+    "k2": divergence.K2,
+    "low_var_kl": divergence.K3,
+    "k3": divergence.K3,
+    "abs": divergence.Abs,
+}
+
+
+def kl_in_loss_settings(kl: divergence.KL | None) -> Settings:
+    """The KL term that the host adds to the policy loss."""
+    if kl is None or kl.placement != "loss" or kl.beta == 0:
+        return {f"{ACTOR}.use_kl_loss": False}
+    word = kl.estimator + ("+" if kl.gradient == "k2" and kl.estimator != "k2" else "")
+    return {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": word, f"{ACTOR}.kl_loss_coef": kl.beta}
+
+
+def kl_in_reward_settings(kl: divergence.KL | None) -> Settings:
+    """The KL penalty that the host takes off the rewards."""
+    if kl is None or kl.placement != "reward" or kl.beta == 0:
+        return {"algorithm.use_kl_in_reward": False}
+    return {
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_penalty": kl.estimator,
+        "algorithm.kl_ctrl.type": "fixed",
+        "algorithm.kl_ctrl.kl_coef": kl.beta,
+    }
+
+
+def read_kl_in_loss(get: Get) -> divergence.KL | None:
+    """The KL term that a configuration makes verl add to the loss, with verl's bounds; None for none."""
+    if not get(f"{ACTOR}.use_kl_loss"):
+        return None
+    return _kl(str(get(f"{ACTOR}.kl_loss_type")), float(get(f"{ACTOR}.kl_loss_coef")), "loss")
+
+
+def read_kl_in_reward(get: Get) -> divergence.KL | None:
+    """The KL penalty that a configuration makes verl take off the rewards; None for none."""
+    if not get("algorithm.use_kl_in_reward"):
+        return None
+    return _kl(str(get("algorithm.kl_penalty")), float(get("algorithm.kl_ctrl.kl_coef")), "reward")
+
+
+def _kl(word: str, beta: float, placement: Any) -> divergence.KL | None:
+    cls = _ESTIMATORS.get(word.removesuffix("+"))
+    if cls is None:
+        return None
+    straight = placement == "loss" and word.endswith("+") and cls is not divergence.K2
+    bounds = {"bound": 20.0, "value_bound": 10.0} if cls is divergence.K3 else {"bound": None, "value_bound": None}
+    return cls(beta=beta, placement=placement, gradient="k2" if straight else "own", **bounds)
+
+
+def same_kl(a: divergence.KL | None, b: divergence.KL | None) -> bool:
+    """Whether two KL terms agree in all that the host lets a user set: estimator, coefficient, place, gradient."""
+    return _kl_words(a) == _kl_words(b)
+
+
+def _kl_words(kl: divergence.KL | None) -> tuple[Any, ...] | None:
+    if kl is None or kl.beta == 0:
+        return None
+    gradient = "own" if kl.estimator == "k2" else kl.gradient
+    return kl.estimator, kl.beta, kl.placement, gradient
+
+
+# ---- clip
+
+
+def clip_settings(variant: Variant) -> Settings:
+    """The host's clip fields where the surrogate has a clip range."""
+    low, high = getattr(variant.surrogate, "low", None), getattr(variant.surrogate, "high", None)
+    if low is None or high is None:
+        return {}
+    return {f"{ACTOR}.clip_ratio_low": low, f"{ACTOR}.clip_ratio_high": high}
+
+
+# ---- correction of the rollout mismatch
+
+# Log weights are clamped to [-20, 20] in both packages, so that these bounds never bind.
+_NO_LOW, _NO_HIGH = 1e-9, 1e9
+
+
+def correction_settings(variant: Variant) -> Settings:
+    """The host's rollout correction for the parts that need the rollout engine's log-probabilities.
+
+    Raises ValueError for a part without counterpart.
+    """
+    settings: Settings = {}
+    for part in variant.correction:
+        found = _CORRECTIONS.get(type(part), _no_correction)(part)
+        if set(found) & set(settings):
+            raise ValueError(
+                f"{variant.name}: verl applies one rollout weight and one rejection at a time; "
+                f"correction={'+'.join(choice_name('correction', p) for p in variant.correction)} has two of a kind."
+            )
+        settings |= found
+    if settings or variant.ratio.anchor == "rollout":
+        settings["actor_rollout_ref.rollout.calculate_log_probs"] = True
+    if variant.ratio.anchor == "rollout":
+        settings[f"{CORRECTION}.bypass_mode"] = True
+    return settings
+
+
+def _weight(level: str, threshold: Any) -> Settings:
+    return {f"{CORRECTION}.rollout_is": level, f"{CORRECTION}.rollout_is_threshold": threshold}
+
+
+def _truncate(level: str) -> Callable[[Any], Settings]:
+    def settings(part: Any) -> Settings:
+        if part.floor > 0:
+            raise ValueError(
+                f"correction.floor={part.floor!r}: verl truncates from above only; set correction.floor=0."
+            )
+        return _weight(level, part.cap)
+
+    return settings
+
+
+def _band(level: str) -> Callable[[Any], Settings]:
+    return lambda part: _weight(level, f"{part.low or _NO_LOW}_{part.high or _NO_HIGH}")
+
+
+def _reject(part: Any) -> Settings:
+    # verl bounds -log w, so its interval is the inverse of the one that the weights keep.
+    low, high = 1 / (part.high or _NO_HIGH), 1 / (part.low or _NO_LOW)
+    return {f"{CORRECTION}.rollout_rs": "seq_mean_k1", f"{CORRECTION}.rollout_rs_threshold": f"{low!r}_{high!r}"}
+
+
+def _no_correction(part: Any) -> Settings:
+    word = choice_name("correction", part)
+    raise ValueError(f"correction={word}: verl has no such rollout correction; use token_truncate or geometric_mask.")
+
+
+_CORRECTIONS: Mapping[type, Callable[[Any], Settings]] = {
+    correction.TokenTruncate: _truncate("token"),
+    correction.SequenceTruncate: _truncate("sequence"),
+    correction.TokenMask: _band("token"),
+    correction.SequenceMask: _band("sequence"),
+    correction.GeometricMask: _reject,
+    correction.OffPolicyMask: lambda part: {},  # the loss computes it itself
+}
+
+
+def read_correction(get: Get) -> tuple[correction.Correction, ...]:
+    """The corrections that a configuration makes verl apply to a gv_ loss; none in bypass mode.
+
+    Raises ValueError for a rejection that has no part here.
+    """
+    if get(f"{CORRECTION}.bypass_mode"):
+        return ()
+    level, threshold = get(f"{CORRECTION}.rollout_is"), get(f"{CORRECTION}.rollout_is_threshold")
+    parts: list[correction.Correction] = []
+    if level:
+        parts.append(_read_weight(str(level), str(threshold)))
+    rejection = get(f"{CORRECTION}.rollout_rs")
+    if rejection == "seq_mean_k1":
+        low, high = (float(x) for x in str(get(f"{CORRECTION}.rollout_rs_threshold")).split("_"))
+        parts.append(correction.GeometricMask(low=_open(1 / high), high=_open(1 / low)))
+    elif rejection:
+        raise ValueError(f"rollout_rs={rejection} has no counterpart among the corrections here.")
+    return tuple(parts)
+
+
+def _read_weight(level: str, threshold: str) -> correction.Correction:
+    low, band, high = threshold.rpartition("_")
+    if not band:
+        truncate = {"token": correction.TokenTruncate, "sequence": correction.SequenceTruncate}[level]
+        return truncate(cap=float(high))
+    mask = {"token": correction.TokenMask, "sequence": correction.SequenceMask}[level]
+    return mask(low=_open(float(low)), high=_open(float(high)))
+
+
+def _open(bound: float) -> float | None:
+    """None for a bound that stands for none."""
+    rounded = float(f"{bound:.12g}")  # 1 / (1 / x) may differ from x in the last digit
+    return None if rounded <= _NO_LOW or rounded >= _NO_HIGH else rounded
+
+
+# ---- rollout rule
+
+
+def filter_settings(variant: Variant) -> Settings:
+    """The host's group filter."""
+    rule = variant.filter
+    if not isinstance(rule, filters.ZeroVariance):
+        return {f"{FILTER}.enable": False}
+    return {
+        f"{FILTER}.enable": True,
+        f"{FILTER}.metric": rule.metric or "reward",
+        f"{FILTER}.max_num_gen_batches": rule.max_rounds,
+    }
+
+
+def read_filter(get: Get) -> filters.NoFilter | filters.ZeroVariance:
+    """The group filter of a configuration."""
+    if not get(f"{FILTER}.enable"):
+        return filters.NoFilter()
+    metric, rounds = get(f"{FILTER}.metric"), int(get(f"{FILTER}.max_num_gen_batches") or 0)
+    chosen = None if metric in (None, "reward") else str(metric)
+    return filters.ZeroVariance(metric=chosen, max_rounds=rounds) if rounds > 0 else filters.ZeroVariance(metric=chosen)
+
+
+def overlong_settings(variant: Variant) -> Settings:
+    """The host's soft overlong punishment; nothing for the other choices, which it does not have."""
+    rule = variant.overlong
+    if not isinstance(rule, shaping.Penalty):
+        return {}
+    return {
+        REWARD_MANAGER: "dapo",
+        f"{OVERLONG}.enable": True,
+        f"{OVERLONG}.len": rule.buffer,
+        f"{OVERLONG}.penalty_factor": rule.factor,
+        f"{OVERLONG}.log": False,
+        LONGEST: Interpolation(MAX_LENGTH),
+    }
+
+
+def read_overlong(get: Get) -> shaping.Keep | shaping.Penalty:
+    """The overlong rule of a configuration."""
+    if get(REWARD_MANAGER) != "dapo" or not get(f"{OVERLONG}.enable"):
+        return shaping.Keep()
+    return shaping.Penalty(buffer=int(get(f"{OVERLONG}.len")), factor=float(get(f"{OVERLONG}.penalty_factor")))
+
+
+def options_of(variant: Variant, axes: tuple[str, ...]) -> str:
+    """The part of a variant's spec string that speaks about some axes."""
+    pieces = str(variant).split(",")[1:]
+    return ",".join(piece for piece in pieces if piece.partition("=")[0].partition(".")[0] in axes)
+
+
+# ---- overrides
+
+
+def overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as Hydra overrides."""
+    return [f"{'+' if key.startswith(ADDED) else ''}{key}={_hydra(value)}" for key, value in settings.items()]
+
+
+def shell(settings: Mapping[str, Any]) -> str:
+    """Settings as words for a shell."""
+    return " ".join(shlex.quote(override) for override in overrides(settings))
+
+
+def _hydra(value: Any) -> str:
+    """A value in Hydra's notation; text is quoted unless it is a plain word."""
+    if isinstance(value, str) and not value.replace("-", "_").replace(".", "_").isidentifier():
+        return f'"{value}"'
+    return "null" if value is None else str(value)

@@ -1,0 +1,207 @@
+"""Estimators: verl's own functions under conventions=verl, and the inputs that verl really hands over."""
+
+import numpy as np
+import pytest
+import torch
+from grpo_variants_verl import native
+from omegaconf import OmegaConf
+from torch.testing import assert_close
+from verl.trainer.ppo import core_algos
+
+import grpo_variants as gv
+
+HOLES = torch.tensor(
+    [
+        [1, 1, 0, 0, 1, 1],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 1, 1],
+        [1, 0, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 0],
+    ]
+)
+UIDS = np.array(["b", "a", "b", "a", "b", "c", "a"], dtype=object)
+OUTCOMES = torch.tensor([1.0, 0.25, -0.5, 0.75, 0.5, 0.7, 0.0])
+
+
+def algorithm(**values):
+    return OmegaConf.create({"gamma": 1.0, "norm_adv_by_std_in_grpo": True, **values})
+
+
+def at_last_action(rewards, mask):
+    """[B, T] with each reward at its row's last valid token."""
+    placed = torch.zeros(mask.shape)
+    last = (mask * (torch.arange(mask.shape[1]) + 1)).argmax(1)
+    placed[torch.arange(len(rewards)), last] = rewards
+    return placed
+
+
+def estimate(name, rewards, mask=HOLES, uids=UIDS, config=None, **inputs):
+    estimator = core_algos.get_adv_estimator_fn(name)
+    return estimator(
+        token_level_rewards=rewards.clone(), response_mask=mask, index=uids, config=config or algorithm(), **inputs
+    )
+
+
+def host(name, rewards, mask=HOLES, uids=UIDS, config=None, **inputs):
+    given = {"index": uids, "config": config or algorithm(), **inputs}
+    if name in ("grpo", "grpo_vectorized"):  # verl calls these with the flag, not with the configuration
+        given = {"index": uids}
+    return core_algos.get_adv_estimator_fn(name)(token_level_rewards=rewards.clone(), response_mask=mask, **given)
+
+
+def ours(name, **options):
+    """The estimator that equals verl's `name`, and its configuration."""
+    spec = native.ESTIMATORS[name]
+    base, _, rest = spec.partition(",")
+    return f"gv_{base}", algorithm(grpo_variants={"options": rest}, **options)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "rloo_vectorized", "reinforce_plus_plus", "opo"])
+def test_equals_the_hosts_own_estimator(name):
+    rewards = at_last_action(OUTCOMES, HOLES)
+    mine, config = ours(name)
+    assert_close(estimate(mine, rewards, config=config)[0], host(name, rewards)[0], atol=2e-6, rtol=2e-6)
+
+
+def test_reinforce_pp_baseline_equals_the_host():
+    """Its singleton keeps the raw reward in verl, as under singleton=raw."""
+    rewards = at_last_action(OUTCOMES, HOLES)
+    mine, config = ours("reinforce_plus_plus_baseline")
+    wanted = host("reinforce_plus_plus_baseline", rewards)[0]
+    assert_close(estimate(mine, rewards, config=config)[0], wanted, atol=2e-6, rtol=2e-6)
+
+
+def test_remax_equals_the_host_given_its_greedy_rewards():
+    rewards = at_last_action(OUTCOMES, HOLES)
+    greedy = torch.tensor([0.5, 0.25, 0.5, 0.25, 0.5, 1.0, 0.25])
+    mine, config = ours("remax")
+    wanted = host("remax", rewards, reward_baselines=greedy)[0]
+    found = estimate(mine, rewards, config=config, reward_baselines=greedy)[0]
+    assert_close(found, wanted * HOLES)
+    assert wanted[0, 2] == 1.0, "verl leaves the return in the holes of the mask, where its loss does not look"
+
+
+def test_grpo_vectorized_equals_the_host_outside_singletons():
+    """verl's two versions differ on a group of one: raw reward against 0."""
+    rewards, several = at_last_action(OUTCOMES, HOLES), torch.tensor(UIDS != "c")
+    mine, config = ours("grpo_vectorized")
+    wanted = host("grpo_vectorized", rewards)[0]
+    assert_close(estimate(mine, rewards, config=config)[0][several], wanted[several], atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.5])
+def test_reinforce_pp_discounts_and_returns_as_the_host_does(gamma):
+    """Token rewards on valid tokens; a hole is not discounted (verl carries the return through)."""
+    torch.manual_seed(3)
+    rewards = torch.randn(HOLES.shape) * HOLES
+    mine, config = ours("reinforce_plus_plus", gamma=gamma)
+    advantages, returns = estimate(mine, rewards, config=config)
+    wanted, wanted_returns = host("reinforce_plus_plus", rewards, config=algorithm(gamma=gamma))
+    assert_close(advantages, wanted, atol=3e-6, rtol=3e-6)
+    assert_close(returns, wanted_returns)
+
+
+def test_eight_rewards_of_seven_tenths_are_zero_here_and_not_in_the_host():
+    """Float32 sums leave mean(0.7 x 8) below 0.7; verl divides that residue by 0 + 1e-6."""
+    mask, uids = torch.ones(8, 2, dtype=torch.long), np.array(["a"] * 8, dtype=object)
+    rewards = at_last_action(torch.full((8,), 0.7), mask)
+    mine, config = ours("grpo")
+    assert estimate(mine, rewards, mask, uids, config=config)[0].abs().max() == 0
+    assert_close(host("grpo", rewards, mask, uids)[0], torch.full((8, 2), 0.0560), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_host", "as_in_host"),
+    [("grpo", 0.7 / (1 + 1e-6), 0.7), ("rloo", 0.7, 0.7), ("rloo_vectorized", 0.0, 0.0)],
+)
+def test_singletons(name, in_host, as_in_host):
+    """verl's loops keep the raw reward of a group of one; its vectorised rloo gives 0, as the paper's numerics do."""
+    mask, uids = torch.ones(1, 2, dtype=torch.long), np.array(["a"], dtype=object)
+    rewards = at_last_action(torch.tensor([0.7]), mask)
+    mine, config = ours(name)
+    assert host(name, rewards, mask, uids)[0][0, 0].item() == pytest.approx(in_host, abs=1e-7)
+    assert estimate(mine, rewards, mask, uids, config=config)[0][0, 0].item() == pytest.approx(as_in_host, abs=1e-6)
+    assert estimate(mine, rewards, mask, uids)[0][0, 0].item() == 0
+
+
+def test_padding_rows_of_the_v1_trainer_change_nothing():
+    """They have an empty mask, reward 0 and one uid of their own; the batch statistics must not see them."""
+    rewards = at_last_action(OUTCOMES, HOLES)
+    padded_mask = torch.cat([HOLES, torch.zeros(3, 6, dtype=HOLES.dtype)])
+    padded_rewards = torch.cat([rewards, torch.zeros(3, 6)])
+    padded_uids = np.concatenate([UIDS, np.array(["pad0a"] * 3, dtype=object)])
+    config = algorithm(grpo_variants={"options": "baseline=batch_mean,scale=batch_std"})
+    plain = estimate("gv_grpo", rewards, config=config)[0]
+    padded = estimate("gv_grpo", padded_rewards, padded_mask, padded_uids, config=config)[0]
+    assert_close(padded[:7], plain)
+    assert padded[7:].abs().max() == 0
+    assert plain.abs().max() > 0.5
+
+
+def test_a_rejected_row_stays_in_its_groups_statistics():
+    """verl's rejection empties the mask of a response, which is still a sample of its prompt: 1, 0 -> +-0.7071."""
+    mask, uids = torch.tensor([[1, 1], [0, 0]]), np.array(["a", "a"], dtype=object)
+    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+    advantages = estimate("gv_grpo", rewards, mask, uids)[0]
+    assert_close(advantages, torch.tensor([[0.5**0.5, 0.5**0.5], [0.0, 0.0]]), atol=2e-6, rtol=0)
+
+
+def test_a_reward_on_a_tools_token_belongs_to_the_last_action():
+    """verl writes the reward to the last token, here a tool's; its own reinforce_plus_plus then loses it."""
+    mask, uids = torch.tensor([[1, 1, 0], [1, 1, 1]]), np.array(["a", "b"], dtype=object)
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.5]])
+    returns = estimate("gv_reinforce_pp", rewards, mask, uids)[1]
+    assert_close(returns, torch.tensor([[1.0, 1.0, 0.0], [0.5, 0.5, 0.5]]))
+    assert_close(host("reinforce_plus_plus", rewards, mask, uids)[1][0], torch.zeros(3))
+
+
+def test_process_supervision_from_step_rewards():
+    """Steps 1, 0.5 | 0.5, 2 of one prompt: mean 1, sample std sqrt(0.5); normalised 0, -.7071 | -.7071, 1.4142."""
+    mask, uids = torch.ones(2, 4, dtype=torch.long), np.array(["a", "a"], dtype=object)
+    rewards = torch.tensor([[0.0, 1.0, 0.0, 0.5], [0.5, 0.0, 0.0, 2.0]])
+    config = algorithm(grpo_variants={"step_rewards": "nonzero"})
+    advantages = estimate("gv_grpo_process", rewards, mask, uids, config=config)[0]
+    half = 0.5**0.5
+    wanted = torch.tensor([[-half, -half, -half, -half], [half, 2 * half, 2 * half, 2 * half]])
+    assert_close(advantages, wanted, atol=5e-6, rtol=0)
+
+
+def test_prompt_mean_moves_the_weights_into_the_advantages():
+    """Groups of 4 and 2 tokens of 6: the token mean's 1/6 becomes 1/(2*4) and 1/(2*2), factors 0.75 and 1.5."""
+    mask, uids = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 0, 0]]), np.array(list("aabb"), dtype=object)
+    rewards = at_last_action(torch.tensor([1.0, 0.0, 0.0, 1.0]), mask)
+    plain = estimate("gv_dapo", rewards, mask, uids)[0]
+    carried = estimate(
+        "gv_dapo", rewards, mask, uids, config=algorithm(grpo_variants={"options": "aggregation=prompt_mean"})
+    )
+    assert_close(carried[0], plain * torch.tensor([[0.75], [0.75], [1.5], [1.5]]))
+    assert plain.abs().max() > 0.7
+
+
+def test_kl_in_the_reward_is_taken_off_once_by_the_host():
+    """The host has reduced the rewards already; the estimator's own penalty must not be applied again."""
+    rewards = at_last_action(OUTCOMES, HOLES)
+    free = algorithm(grpo_variants={"options": "kl=none"})
+    assert_close(estimate("gv_reinforce_pp", rewards)[0], estimate("gv_reinforce_pp", rewards, config=free)[0])
+
+
+@pytest.mark.parametrize("name", [n for n in gv.names() if n not in ("remax", "grpo_process")])
+def test_equals_the_core_in_float64(name):
+    rewards = at_last_action(OUTCOMES, HOLES).double()
+    core = gv.get(f"{name},kl=none")
+    given = {"token_rewards": rewards} if core.per_token else {"rewards": rewards.sum(1)}
+    wanted = gv.advantages(core, groups=UIDS.tolist(), mask=HOLES.bool(), **given)
+    wanted = wanted if wanted.dim() == 2 else wanted.unsqueeze(1) * HOLES
+    assert_close(estimate(f"gv_{name}", rewards)[0], wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_a_row_without_uid_is_an_error():
+    with pytest.raises(ValueError, match="gv_grpo: verl gave no uid"):
+        estimate("gv_grpo", at_last_action(OUTCOMES, HOLES), uids=None)
+
+
+def test_remax_without_greedy_rewards_is_an_error():
+    with pytest.raises(ValueError, match="baseline=greedy needs greedy_rewards="):
+        estimate("gv_remax", at_last_action(OUTCOMES, HOLES))

@@ -1,0 +1,265 @@
+"""Policy losses: verl's own under conventions=verl in value, gradient and metrics; counts of the whole step."""
+
+import pytest
+import torch
+from grpo_variants_verl import VariantPolicyLossConfig, native
+from torch.testing import assert_close
+from verl.trainer.ppo import core_algos
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+import grpo_variants as gv
+from grpo_variants.verl_limits import loss_form
+
+# What verl hands a policy loss beside the tensors: 3 ranks, 47 tokens and 12 responses in the step.
+STEP = {"dp_size": 3, "batch_num_tokens": 47, "global_batch_size": 12, "loss_scale_factor": 9}
+AGGREGATIONS = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum": "sequence_sum",
+    "seq-mean-token-sum-norm": "constant",
+}
+
+
+def batch(rows=6, width=7, drift=1.0, dtype=torch.float64):
+    """Log-probabilities off policy, holes in the mask, one empty row, rubbish where the mask is 0."""
+    torch.manual_seed(5)
+    mask = torch.rand(rows, width) < 0.7
+    mask[:, 0], mask[2] = True, False
+    old = -2 * torch.rand(rows, width, dtype=dtype) - 0.1
+    logp = (old + drift * torch.randn(rows, width, dtype=dtype)).requires_grad_()
+    advantages = torch.randn(rows, 1, dtype=dtype).expand(rows, width) * mask
+    return {"old_log_prob": old, "log_prob": logp, "advantages": advantages, "response_mask": mask}
+
+
+def actor(loss_mode="vanilla", options=None, step=STEP, **fields):
+    cls = PolicyLossConfig if options is None else VariantPolicyLossConfig
+    extra = {} if options is None else {"options": options}
+    config = FSDPActorConfig(
+        rollout_n=2, ppo_micro_batch_size_per_gpu=2, policy_loss=cls(loss_mode=loss_mode, **extra), **fields
+    )
+    config.global_batch_info.update(step)
+    return config
+
+
+def run(config, tensors, weights=None):
+    """Loss, gradient and metrics of a configuration's policy loss."""
+    logp = tensors["log_prob"].detach().clone().requires_grad_()
+    loss_fn = core_algos.get_policy_loss_fn(config.policy_loss.loss_mode)
+    given = {**tensors, "log_prob": logp, "rollout_is_weights": weights}
+    loss, metrics = loss_fn(**given, loss_agg_mode=config.loss_agg_mode, config=config)
+    loss.backward()
+    return loss.detach(), logp.grad, metrics
+
+
+def ours(name, mode, **fields):
+    """The configuration of the gv_ loss that equals verl's own `name` aggregated by `mode`."""
+    base, _, rest = native.LOSSES[name].partition(",")
+    options = f"{rest},aggregation={AGGREGATIONS[mode]}"
+    return actor(f"gv_{base}", options, loss_agg_mode=mode, **fields)
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("drift", [0.0, 0.3, 3.0, 30.0])
+@pytest.mark.parametrize("name", ["vanilla", "gspo", "gpg"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equals_the_hosts_own_loss(name, drift, mode, weighted):
+    """Value, gradient and verl's metrics. gv_gspo_token clips at 3e-4 and 4e-4, so verl is told the same."""
+    clips = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4} if name == "gspo" else {}
+    tensors = batch(drift=drift)
+    weights = torch.rand(6, 7, dtype=torch.float64) * 2 * tensors["response_mask"] if weighted else None
+    wanted = run(actor(name, loss_agg_mode=mode, **clips), tensors, weights)
+    found = run(ours(name, mode), tensors, weights)
+    assert_close(found[0], wanted[0], atol=1e-9, rtol=1e-7)
+    assert_close(found[1], wanted[1], atol=1e-9, rtol=1e-7)
+    assert found[1].abs().max() > 1e-4
+    assert {key: found[2][key] for key in wanted[2]} == pytest.approx(wanted[2], abs=1e-6)
+
+
+def test_the_hosts_metrics_are_not_all_zero():
+    """At drift 1 some tokens are clipped, some by the dual clip: the parity test compares something."""
+    metrics = run(ours("vanilla", "token-mean"), batch(drift=1.5))[2]
+    assert metrics["actor/pg_clipfrac"] > 0.1
+    assert metrics["actor/pg_clipfrac_lower"] > 0.02
+    assert abs(metrics["actor/ppo_kl"]) > 0.02
+
+
+def test_dual_clip_is_on_in_the_host_and_off_in_the_paper():
+    """A = -1, ratio e^2 = 7.389: verl's loss stops at 3 with no gradient, PPO's is 7.389 with gradient 7.389."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    tensors = {"old_log_prob": -3 * one, "log_prob": -one, "advantages": -one, "response_mask": one.bool()}
+    step = {"dp_size": 1, "batch_num_tokens": 1, "global_batch_size": 1}
+    host = run(actor("vanilla", step=step), tensors)
+    mine = run(actor("gv_grpo", step=step), tensors)
+    assert (host[0].item(), host[1].item()) == (3.0, 0.0)
+    assert mine[0].item() == pytest.approx(7.38905609893065)
+    assert mine[1].item() == pytest.approx(7.38905609893065)
+    asked = run(actor("gv_grpo", step=step, clip_ratio_c=4.0), tensors)
+    assert (asked[0].item(), asked[1].item()) == (4.0, 0.0)
+
+
+RUNNABLE = [name for name in gv.names()]
+
+
+def core_loss(name, tensors, counts, weights=None):
+    """The core's own loss and gradient, without the KL term, which the host adds."""
+    logp = tensors["log_prob"].detach().clone().requires_grad_()
+    x = gv.Tokens(
+        logp=logp,
+        mask=tensors["response_mask"],
+        advantages=tensors["advantages"],
+        old_logp=tensors["old_log_prob"],
+        correction=weights,
+    )
+    out = gv.policy_loss(loss_form(gv.get(name)), x, counts)
+    out.loss.backward()
+    return out.loss.detach(), logp.grad
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_equals_the_core_with_the_steps_counts(name):
+    tensors = batch()
+    counts = gv.Counts(tokens=47, sequences=12, length=9, grad_average=3)
+    wanted = core_loss(name, tensors, counts)
+    found = run(actor(f"gv_{name}"), tensors)
+    assert_close(found[0], wanted[0], atol=1e-12, rtol=1e-12)
+    assert_close(found[1], wanted[1], atol=1e-12, rtol=1e-12)
+    assert wanted[1].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("sizes", [(6,), (2, 4), (1, 1, 1, 1, 1, 1)])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_neither_micro_batches_nor_ranks_matter(name, ranks, sizes):
+    """The gradients of any split, averaged over ranks as FSDP does, equal those of the whole on one rank.
+
+    Each micro-batch is padded to its own longest response, as verl pads it.
+    """
+    tensors = batch()
+    step = {"batch_num_tokens": int(tensors["response_mask"].sum()), "global_batch_size": 6, "loss_scale_factor": 9}
+    whole = run(actor(f"gv_{name}", step={**step, "dp_size": 1}), tensors)
+    loss, grad, start = 0.0, torch.zeros(6, 7, dtype=torch.float64), 0
+    for size in sizes:
+        rows = slice(start, start + size)
+        width = max(1, int((tensors["response_mask"][rows] * (torch.arange(7) + 1)).max()))
+        part = {key: value[rows, :width] for key, value in tensors.items()}
+        found = run(actor(f"gv_{name}", step={**step, "dp_size": ranks}), part)
+        loss += found[0] / ranks
+        grad[rows, :width] += found[1] / ranks
+        start += size
+    assert_close(loss, whole[0], atol=1e-12, rtol=1e-10)
+    assert_close(grad, whole[1], atol=1e-12, rtol=1e-10)
+
+
+def test_without_counts_the_micro_batch_is_the_step():
+    tensors = batch()
+    found = run(actor("gv_dapo", step={}), tensors)
+    wanted = core_loss("dapo", tensors, gv.Counts.of(tensors["response_mask"]))
+    assert_close(found[0], wanted[0], atol=1e-12, rtol=1e-12)
+    assert_close(found[1], wanted[1], atol=1e-12, rtol=1e-12)
+
+
+def test_several_ranks_without_counts_are_an_error():
+    with pytest.raises(ValueError, match="gv_dapo: 2 ranks but no batch_num_tokens or global_batch_size"):
+        run(actor("gv_dapo", step={"dp_size": 2}), batch())
+
+
+def test_constant_without_a_length_is_an_error_with_the_line_that_mends_it():
+    mend = r"actor_rollout_ref.actor.loss_scale_factor='\$\{data.max_response_length\}'"
+    with pytest.raises(ValueError, match=mend):
+        run(actor("gv_dr_grpo", step={**STEP, "loss_scale_factor": None}), batch())
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "low", "high"),
+    [
+        ({}, "", 0.2, 0.28),
+        ({"clip_ratio_high": 0.5}, "", 0.2, 0.5),
+        ({"clip_ratio_low": 0.1}, "", 0.1, 0.28),
+        ({"clip_ratio": 0.3}, "", 0.3, 0.3),
+        ({"clip_ratio": 0.3, "clip_ratio_low": 0.1}, "", 0.1, 0.3),
+        ({}, "surrogate.high=0.4", 0.2, 0.4),
+        ({"clip_ratio_high": 0.4}, "surrogate.high=0.4", 0.2, 0.4),
+    ],
+)
+def test_clip_comes_from_verls_fields_where_they_were_moved(fields, options, low, high):
+    """One token with ratio e: its loss is -(1 + high) for A = 1; with ratio 1/e it is 1 - low for A = -1."""
+    logp = torch.tensor([[-1.0], [-3.0]], dtype=torch.float64)
+    tensors = {
+        "old_log_prob": torch.full((2, 1), -2.0, dtype=torch.float64),
+        "log_prob": logp,
+        "advantages": torch.tensor([[1.0], [-1.0]], dtype=torch.float64),
+        "response_mask": torch.ones(2, 1, dtype=torch.bool),
+    }
+    loss = run(actor("gv_dapo", options, step={}, **fields), tensors)[0]
+    assert loss.item() == pytest.approx((-(1 + high) + (1 - low)) / 2)
+
+
+def test_a_clip_field_and_an_option_that_disagree_are_an_error():
+    config = actor("gv_dapo", "surrogate.high=0.4", clip_ratio_high=0.3)
+    with pytest.raises(ValueError, match=r"clip_ratio_high=0.3 and surrogate.high=0.4 in .* disagree"):
+        run(config, batch())
+
+
+def test_off_policy_mask_multiplies_the_hosts_weights():
+    """V3.2's mask drops rows with A < 0 whose mean old - logp exceeds 0.5: row 0. Row 1 keeps its weights of 0.5."""
+    logp = torch.tensor([[-3.0, -3.0], [-2.0, -2.0]], dtype=torch.float64)
+    tensors = {
+        "old_log_prob": torch.full((2, 2), -2.0, dtype=torch.float64),
+        "log_prob": logp,
+        "advantages": -torch.ones(2, 2, dtype=torch.float64),
+        "response_mask": torch.ones(2, 2, dtype=torch.bool),
+    }
+    config = actor("gv_dapo", "correction=off_policy_mask,correction.threshold=0.5", step={})
+    half = torch.full((2, 2), 0.5, dtype=torch.float64)
+    loss, grad, _ = run(config, tensors, half)
+    assert loss.item() == pytest.approx(2 * 0.5 / 4)  # two tokens of ratio 1 and A = -1, weight 0.5, of 4 tokens
+    assert_close(grad, torch.tensor([[0.0, 0.0], [0.125, 0.125]], dtype=torch.float64))
+
+
+def test_metrics_are_floats_with_the_same_keys_for_any_batch():
+    """Keys must agree over ranks, and verl turns every value into a float anyway."""
+    found = [run(actor("gv_gspo"), batch(rows=rows))[2] for rows in (3, 6)]
+    empty = batch()
+    empty["response_mask"] = torch.zeros_like(empty["response_mask"])
+    found.append(run(actor("gv_gspo"), empty)[2])
+    assert found[0].keys() == found[1].keys() == found[2].keys()
+    assert {"actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower", "actor/gv_ratio/mean"} <= found[0].keys()
+    assert all(type(value) is float for value in found[0].values())
+
+
+def test_an_empty_micro_batch_gives_a_loss_of_zero_that_runs_backward():
+    empty = batch()
+    empty["response_mask"] = torch.zeros_like(empty["response_mask"])
+    loss, grad, _ = run(actor("gv_grpo"), empty)
+    assert loss.item() == 0
+    assert grad.abs().max() == 0
+
+
+def test_the_host_may_change_the_returned_loss_in_place():
+    """ppo_loss subtracts the entropy bonus in place and then runs backward."""
+    tensors = batch()
+    logp = tensors["log_prob"]
+    config = actor("gv_grpo")
+    first, _ = core_algos.get_policy_loss_fn("gv_grpo")(**tensors, config=config)
+    kept = first.item()
+    first -= 1.0
+    first.backward()
+    second, _ = core_algos.get_policy_loss_fn("gv_grpo")(**tensors, config=config)
+    assert second.item() == kept
+    assert logp.grad.abs().max() > 0
+
+
+def test_half_precision_log_probabilities_are_upcast():
+    tensors = batch(dtype=torch.float32)
+    exact = run(actor("gv_grpo"), tensors)[0]
+    coarse = {key: value.detach().bfloat16() if value.is_floating_point() else value for key, value in tensors.items()}
+    rounded = {key: value.float() if value.is_floating_point() else value for key, value in coarse.items()}
+    found, _, _ = run(actor("gv_grpo"), coarse)
+    assert found.dtype == torch.float32
+    assert_close(found, run(actor("gv_grpo"), rounded)[0])
+    assert abs(found - exact) < 0.05 * abs(exact) + 0.05
+
+
+def test_a_policy_loss_without_config_says_what_it_needs():
+    with pytest.raises(ValueError, match=r"gv_grpo reads its options from verl's actor config"):
+        core_algos.get_policy_loss_fn("gv_grpo")(**batch())
