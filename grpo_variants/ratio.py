@@ -104,8 +104,8 @@ class SequenceTokenRatio(_Bounded):
 
     def __call__(self, x: Tokens) -> Tensor:
         """Log ratio [B, T]."""
-        mean = self.clamp(masked_mean(self.difference(x), x.mask))
-        return mean.detach() + (x.logp - x.logp.detach())
+        mean = masked_mean(self.difference(x), x.mask).detach()
+        return self.clamp(mean + (x.logp - x.logp.detach()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -331,7 +331,8 @@ def sequence_ratio(values, row):
 
 
 def sequence_token_ratio(values, row):
-    return [stop(s) + lp - stop(lp) for s, lp in zip(sequence_ratio(values, row), row.logp, strict=True)]
+    d = differences(values, row)
+    return [within(values, stop(sum(d) / len(d)) + lp - stop(lp)) for lp in row.logp]
 
 
 def sequence_product(values, row):

@@ -267,8 +267,7 @@ def test_a_log_ratio_of_100_is_finite(name, advantage):
     high = 1 + variant.surrogate.high
     expected = {0.0: 0.0, 1.0: -high, -1.0: math.exp(20)}[advantage]
     assert out.loss.item() == pytest.approx(expected, rel=1e-6)
-    token_ratio_at_its_bound = name == "gspo_token" and advantage == -1
-    assert_close(logp.grad.abs() > 0, torch.full((1, 2), token_ratio_at_its_bound))
+    assert logp.grad.abs().max() == 0
 
 
 @pytest.mark.parametrize("difference", [100.0, -100.0])
