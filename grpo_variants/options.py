@@ -84,7 +84,8 @@ def configure(variant: Variant, options: Mapping[str, Any]) -> Variant:
         _check_choices(variant.name, axis, str(choice))
     _check_words(variant, choices)
     drafts, words = _start(variant, choices)
-    for key, value in settings.items():
+    # Placement first, since it resets a field that means nothing with it: a setting of that one is then refused.
+    for key, value in sorted(settings.items(), key=lambda item: not item[0].endswith(".placement")):
         _set_field(variant.name, drafts, key, value)
     parts = {axis: _build(variant.name, axis, given) for axis, given in drafts.items()}
     return replace(variant, **parts, **words)
