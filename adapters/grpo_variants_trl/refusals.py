@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trl import GRPOConfig
@@ -26,15 +26,15 @@ def check_host(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> No
         raise ValueError(f"loss_type={args.loss_type!r} cannot be honoured by TRL: {reason}")
 
 
-def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> list[str]:
+def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong, what the config says first and what the model says last."""
     variant = choice.variant
-    reasons = [*_inputs(variant, args, given), *_lengths(variant, args), *_window(variant, args)]
-    reasons += _reference(variant, given)
+    yield from _inputs(variant, args, given)
+    yield from _lengths(variant, args)
+    yield from _window(variant, args)
     if isinstance(variant.filter, ZeroVariance) and "filter.max_rounds" in choice.origins:
-        reasons.append(
-            "filter.max_rounds has no effect, since dropped groups are not refilled by new prompts. Remove it."
-        )
-    return reasons
+        yield "filter.max_rounds has no effect, since dropped groups are not refilled by new prompts. Remove it."
+    yield from _reference(variant, given)
 
 
 def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,235 @@
+"""What TRL cannot do for a variant is refused by name when the trainer is made, before any generation or step."""
+
+import re
+
+import pytest
+import tiny_model
+from grpo_variants_trl import VariantGRPOConfig, VariantGRPOTrainer
+from grpo_variants_trl.windows import needs_whole_window, spans_generations
+from peft import LoraConfig, get_peft_model
+from trl_runs import lora, make
+
+import grpo_variants as gv
+
+
+class Untouched:
+    """A model that must not be looked at: what a config says is refused first."""
+
+    def __getattr__(self, name):
+        raise AssertionError(f"the model's {name} was read before the config was refused")
+
+
+def construct(loss_type, model=None, **more):
+    flags = {"max_completion_length": 6, "num_generations": 4, "per_device_train_batch_size": 8}
+    arguments = ("rollout_func", "tools", "environment_factory", "peft_config")
+    extra = {name: more.pop(name) for name in arguments if name in more}
+    config = VariantGRPOConfig(
+        "unused", loss_type=loss_type, use_cpu=True, bf16=False, report_to="none", **flags | more
+    )
+    return VariantGRPOTrainer(
+        Untouched() if model is None else model,
+        tiny_model.ones,
+        config,
+        tiny_model.dataset(),
+        processing_class=tiny_model.tokenizer(),
+        **extra,
+    )
+
+
+ROLLOUT_LOGP = (
+    "its correction or anchor reads the rollout engine's log-probabilities, which transformers' generation does not "
+    "report. Set use_vllm=True, or remove it (correction=none, ratio.anchor=old)."
+)
+SPANS = (
+    "an optimizer step of 4 micro-batches spans two generations of 2 x 1, so the lengths that its weights need are not "
+    "known at its first micro-batch. Set steps_per_generation=4"
+)
+UNEVEN = {"gradient_accumulation_steps": 4, "steps_per_generation": 2}
+
+# (loss type, flags and arguments, text): refused from the config alone.
+REFUSALS = {
+    "process supervision": (
+        "gv_grpo_process",
+        {},
+        "credit=process needs step rewards, but a reward function gives one number a response.",
+    ),
+    "correction without vLLM": ("gv_grpo,correction=token_truncate", {}, ROLLOUT_LOGP),
+    "correction by TRL's flag without vLLM": ("gv_dapo", {"vllm_importance_sampling_correction": True}, ROLLOUT_LOGP),
+    "rollout anchor without vLLM": ("gv_grpo,ratio.anchor=rollout", {}, ROLLOUT_LOGP),
+    "kept denominator": (
+        "gv_dapo,tokens=top_entropy,tokens.denominator=kept",
+        {},
+        "tokens.denominator=kept needs the number of kept tokens of the whole step before its first backward pass. "
+        "Use tokens.denominator=all.",
+    ),
+    "filter.max_rounds": (
+        "gv_dapo,filter.max_rounds=3",
+        {},
+        "filter.max_rounds has no effect, since dropped groups are not refilled by new prompts. Remove it.",
+    ),
+    "overlong buffer": (
+        "gv_dapo,overlong=penalty,overlong.buffer=7",
+        {},
+        "overlong.buffer=7 does not fit into max_completion_length=6; allowed: at most that length.",
+    ),
+    "overlong buffer without a limit": (
+        "gv_dapo,overlong=penalty,overlong.buffer=7",
+        {"max_completion_length": None},
+        "overlong.buffer=7 does not fit into max_completion_length=None",
+    ),
+    "constant without length": (
+        "gv_dr_grpo",
+        {"max_completion_length": None},
+        "aggregation=constant needs max_completion_length, or aggregation.length in the spec string.",
+    ),
+    "greedy baseline with penalty": (
+        "gv_remax,overlong=penalty,overlong.buffer=4",
+        {},
+        "overlong=penalty shapes the sampled rewards and not the greedy baseline. Use overlong=keep.",
+    ),
+    "greedy baseline with tools": (
+        "gv_remax",
+        {"tools": [max]},
+        "baseline=greedy draws a greedy response with transformers' generation, which is not combined with tools. "
+        "Remove it, or choose another baseline.",
+    ),
+    "greedy baseline with a rollout function": ("gv_remax", {"rollout_func": max}, "not combined with rollout_func."),
+    "greedy baseline with an environment": (
+        "gv_remax",
+        {"environment_factory": max},
+        "not combined with environment_factory.",
+    ),
+    "greedy baseline with vLLM": ("gv_remax", {"use_vllm": True}, "not combined with use_vllm."),
+    "token mean over two generations": (
+        "gv_dapo",
+        UNEVEN,
+        f"{SPANS}, or approximate_windows=True to count by TRL's rule.",
+    ),
+    "prompt mean over two generations, approximate or not": (
+        "gv_dapo,aggregation=prompt_mean",
+        {**UNEVEN, "approximate_windows": True},
+        f"{SPANS}.",
+    ),
+    "a filter over two generations": ("gv_dr_grpo,filter=zero_variance", UNEVEN, SPANS),
+    "empty rows left out over two generations": ("gv_grpo,aggregation.empty_rows=exclude", UNEVEN, SPANS),
+    "the settings on both sides": (
+        "gv_dapo",
+        {"gradient_accumulation_steps": 4, "steps_per_generation": 6},
+        "Set steps_per_generation=4 or steps_per_generation=8,",
+    ),
+    "several iterations": (
+        "gv_dapo",
+        {"gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterations": 2},
+        "spans two generations of 3 x 2, so the lengths that its weights need are not known at its first micro-batch. "
+        "Set steps_per_generation=2 or steps_per_generation=4,",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refused_from_the_config_alone(case):
+    loss_type, more, text = REFUSALS[case]
+    whole = f"loss_type={loss_type!r} cannot be honoured by TRL: "
+    with pytest.raises(ValueError, match=re.escape(text)) as refused:
+        construct(loss_type, **more)
+    assert str(refused.value).startswith(whole)
+
+
+@pytest.mark.parametrize("suggested", [2, 4])
+def test_the_suggested_settings_are_accepted(tmp_path, suggested):
+    more = dict(gradient_accumulation_steps=4, num_iterations=2)
+    assert make(tmp_path, "gv_dapo", steps_per_generation=suggested, **more).variant == gv.get("dapo")
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "more"),
+    [
+        ("gv_grpo", {}),
+        ("gv_dr_grpo", {}),
+        ("gv_rloo", {}),
+        ("gv_gspo", {}),
+        ("gv_dapo", {"approximate_windows": True}),
+        ("gv_grpo,aggregation.empty_rows=exclude", {"approximate_windows": True}),
+    ],
+)
+def test_a_window_over_two_generations_is_accepted(tmp_path, loss_type, more):
+    trainer = make(tmp_path, loss_type, **UNEVEN, **more)
+    assert trainer.variant_card.effective.get("approximate_windows", False) == bool(more)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "steps", "iterations", "spans"),
+    # Which windows cross generations: counted by hand. A window of 4 over generations of 2 crosses every time;
+    # generations of 4 hold two windows of 2; 3 micro-batches twice hold three windows of 2, but not of 4.
+    [(4, 2, 1, True), (2, 1, 1, True), (2, 3, 1, True), (2, 4, 1, False), (2, 3, 2, False), (4, 3, 2, True)],
+)
+def test_which_schedules_span_generations(accumulation, steps, iterations, spans):
+    assert spans_generations(accumulation, steps, iterations) is spans
+
+
+@pytest.mark.parametrize(
+    ("spec", "needed"),
+    [
+        ("grpo", False),
+        ("dr_grpo", False),
+        ("rloo", False),
+        ("dapo", True),
+        ("dapo,filter=none", True),
+        ("dapo,aggregation=prompt_mean,filter=none", True),
+        ("grpo,filter=zero_variance", True),
+        ("grpo,aggregation.empty_rows=exclude", True),
+    ],
+)
+def test_which_variants_need_the_whole_window(spec, needed):
+    assert needs_whole_window(gv.get(spec)) is needed
+
+
+def test_a_constant_length_of_its_own_needs_no_limit(tmp_path):
+    trainer = make(tmp_path, "gv_dr_grpo,aggregation.length=6", max_completion_length=None)
+    assert trainer.variant.aggregation.length == 6
+
+
+def test_a_buffer_may_be_the_whole_length(tmp_path):
+    assert make(tmp_path, "gv_dapo,overlong=penalty,overlong.buffer=6").variant.overlong.buffer == 6
+
+
+def test_a_filter_metric_is_one_of_the_reward_functions(tmp_path):
+    text = "filter.metric='length' is no reward function; allowed: exact, ones, or none."
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make(tmp_path, "gv_dapo,filter.metric=length")
+    assert make(tmp_path, "gv_dapo,filter.metric=ones").variant.filter.metric == "ones"
+
+
+NO_REFERENCE = (
+    "its KL term needs a reference, which TRL loads from where the model came from, and this model was made in memory. "
+    "Save it and give its path, or train with LoRA (peft_config=...), or switch the KL term off (beta=0.0)."
+)
+
+
+@pytest.mark.parametrize("loss_type", ["gv_grpo", "gv_reinforce_pp", "gv_dapo,kl=k2,kl.beta=0.1"])
+def test_a_kl_term_without_reference_is_refused(loss_type):
+    with pytest.raises(ValueError, match=re.escape(NO_REFERENCE)):
+        construct(loss_type, model=tiny_model.model())
+
+
+@pytest.mark.parametrize("loss_type", ["gv_grpo,kl=none", "gv_grpo,kl.beta=0", "gv_dr_grpo"])
+def test_no_reference_is_needed_without_a_kl_term(loss_type):
+    assert construct(loss_type, model=tiny_model.model()).ref_model is None
+
+
+def test_a_saved_model_and_an_adapter_have_a_reference(tmp_path):
+    tiny_model.model().save_pretrained(tmp_path)
+    loaded = type(tiny_model.model()).from_pretrained(tmp_path)
+    assert construct("gv_grpo", model=loaded).ref_model is not None
+    assert construct("gv_grpo", model=tiny_model.model(), peft_config=lora()).ref_model is None
+    assert construct("gv_grpo", model=get_peft_model(tiny_model.model(), lora())).ref_model is None
+
+
+def test_an_adapter_on_the_head_is_refused_by_trl():
+    head = LoraConfig(r=4, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match="Applying a PEFT adapter to `lm_head` is not supported"):
+        construct("gv_dr_grpo", model=tiny_model.model(), peft_config=head)
+
+
+def test_a_built_in_loss_type_is_not_checked(tmp_path):
+    assert make(tmp_path, "dapo", **UNEVEN).variant is None
