@@ -294,7 +294,8 @@ def names() -> tuple[str, ...]:
 
 def registered(name: str, default: object = _REQUIRED) -> Variant:
     """The registered variant of a name, without options; raises ValueError for an unknown name, lists the known."""
-    _load_modules()
+    if name not in _REGISTRY:
+        _load_modules()
     if name in _REGISTRY:
         return _REGISTRY[name]
     if isinstance(default, Variant):

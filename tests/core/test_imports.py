@@ -1,0 +1,74 @@
+"""What importing the core brings in: torch, and none of the hosts."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import grpo_variants as gv
+
+FOLDER = Path(gv.__file__).parent
+HOSTS = ("trl", "verl", "transformers", "peft", "datasets", "accelerate", "ray", "hydra")
+COMMAND_LINE = ("typer", "rich", "click")
+
+
+def modules_after(statement):
+    """Names of every module that another interpreter has after a statement."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return set(done.stdout.split())
+
+
+def imported(path):
+    """Top-level names and modules that a file's import statements name, wherever in the file they stand."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+
+
+def test_importing_the_core_imports_torch_and_no_host():
+    loaded = modules_after("import grpo_variants")
+    assert "torch" in loaded
+    assert loaded & {*HOSTS, *COMMAND_LINE} == set()
+    ours = {name for name in loaded if name.startswith(("grpo_variants_trl", "grpo_variants_verl"))}
+    assert ours == set()
+
+
+def test_importing_the_core_imports_none_of_its_extras():
+    """The NumPy reference, the command line and whatever else stands beside the core are imported when asked for."""
+    loaded = modules_after("import grpo_variants")
+    for extra in ("reference", "cli", "fast", "analysis", "card"):
+        assert f"grpo_variants.{extra}" not in loaded
+
+
+def test_no_file_of_the_core_imports_a_host():
+    """Not even inside a function: what a host needs stands in its adapter."""
+    core = [path for path in FOLDER.glob("*.py")]
+    assert len(core) > 20
+    for path in core:
+        roots = {name.partition(".")[0] for name in imported(path)}
+        assert roots & {*HOSTS, *COMMAND_LINE, "grpo_variants_trl", "grpo_variants_verl"} == set(), path.name
+
+
+def test_the_reference_imports_numpy_alone():
+    """It checks the package, so it must share nothing with it; loaded as a file it needs neither torch nor the rest."""
+    path = FOLDER / "reference.py"
+    assert {name.partition(".")[0] for name in imported(path)} == {"__future__", "numpy", "typing"}
+    load = f"import importlib.util as u; s = u.spec_from_file_location('alone', {str(path)!r})"
+    loaded = modules_after(f"{load}; m = u.module_from_spec(s); s.loader.exec_module(m); assert m.grpo_loss")
+    assert not {"torch", "grpo_variants"} & loaded
+
+
+def test_the_oracle_shares_nothing_with_the_package():
+    oracle = Path(importlib.util.find_spec("oracle").origin)
+    assert set(imported(oracle)) == {"cmath", "math", "statistics", "typing"}
+
+
+def test_the_public_names_are_all_there():
+    assert sorted(gv.__all__) == gv.__all__
+    assert all(hasattr(gv, name) for name in gv.__all__)
+    assert callable(gv.kl)  # no module may take the name of a public function
+    assert callable(gv.advantages)
