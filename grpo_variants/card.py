@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from grpo_variants.catalogue import registered
+from grpo_variants.conventions import numerics
 from grpo_variants.options import resolved_values
 from grpo_variants.variant import Variant
 
@@ -70,11 +71,11 @@ class Card:
     def paragraph(self) -> str:
         """A Markdown paragraph for a model card: what a paper must say about the objective."""
         cited = "; ".join(map(str, self.variant.references)) or "no reference"
-        changed = [f"`{key}={v['value']}`" for key, v in self.as_dict()["values"].items() if v["origin"] != "paper"]
+        changed = [f"`{key}={_word(value)}`" for key, value in _changed(self.variant).items()]
         lines = [
             "## Objective",
-            f"Trained with `{self.variant}` (grpo-variants, objective hash `{self.hash}`): {self.variant.summary}",
-            f"Defined in {cited}.",
+            f"Trained with `{self.variant}` (grpo-variants, objective hash `{self.hash}`).",
+            f"`{self.variant.name}`: {self.variant.summary} Defined in {cited}.",
         ]
         if changed:
             lines.append(f"Set differently from the paper: {', '.join(changed)}.")
@@ -93,21 +94,26 @@ class Card:
 
 
 def value_origins(variant: Variant, given: Mapping[str, str]) -> dict[str, str]:
-    """Where each value of a variant came from: what the caller knows, else its axis choice, conventions or paper."""
-    paper = resolved_values(registered(variant.name, default=variant))
-    choices = resolved_values(variant)
+    """Where each value of a variant came from: what the caller knows, else its conventions, axis choice or paper."""
+    values, changed = resolved_values(variant), _changed(variant)
     origins: dict[str, str] = {}
-    for key, value in choices.items():
-        axis = key.partition(".")[0]
+    for key in values:
+        axis, field = key.partition(".")[0], key.rpartition(".")[2]
         if key in given:
             origins[key] = given[key]
-        elif key in paper and paper[key] == value:
+        elif key not in changed:
             origins[key] = "paper"
-        elif axis in given and variant.conventions == "paper":
-            origins[key] = f"default of {axis}={choices[axis]}"
-        else:
+        elif field in numerics(variant.conventions, axis, values[axis], values["ratio"]):
             origins[key] = f"conventions={variant.conventions}"
+        else:
+            origins[key] = f"default of {axis}={values[axis]}" if axis in given else "set in code"
     return origins
+
+
+def _changed(variant: Variant) -> dict[str, Any]:
+    """The values that the registered variant of the same name does not have."""
+    paper = resolved_values(registered(variant.name, default=variant))
+    return {key: value for key, value in resolved_values(variant).items() if paper.get(key, MISSING) != value}
 
 
 def read_card(folder: str | Path) -> dict[str, Any] | None:

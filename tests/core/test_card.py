@@ -1,0 +1,184 @@
+"""The variant card: equal objectives have equal hashes, every value has an origin, differences are named."""
+
+import json
+import re
+
+import pytest
+
+import grpo_variants as gv
+from grpo_variants.card import FILE_NAME, Card, differences, read_card, value_origins
+from grpo_variants.options import resolved_values
+
+
+def card(spec="dapo", **more):
+    return Card(**{"variant": gv.get(spec), "host": "trl", **more})
+
+
+def test_the_hash_does_not_change_between_releases_without_a_reason():
+    # Pinned: a published hash has to be comparable later. It may change only with the axes or fields themselves.
+    assert card("dapo").hash == "1aec42ba02c88b82"
+    assert re.fullmatch("[0-9a-f]{16}", card("dapo").hash)
+
+
+SAME = [
+    ("dr_grpo", "grpo,kl=none,scale=none,aggregation=constant"),
+    ("rloo", "reinforce,baseline=leave_one_out"),
+    ("dapo", "dapo,surrogate.high=0.28,filter=zero_variance"),
+    ("dapo", " dapo , surrogate.low = 0.2 "),
+    ("grpo,kl=k3,kl.beta=0.04", "grpo"),
+    ("rloo,conventions=trl", "rloo"),  # a member without a standard deviation, ratio or KL has no such numerics
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_equal_objectives_have_the_same_hash(one, other):
+    assert card(one).hash == card(other).hash
+    assert differences(card(one).as_dict(), card(other).as_dict()) == []
+
+
+def test_every_variant_has_a_hash_of_its_own():
+    hashes = {name: card(name).hash for name in gv.names()}
+    assert len(set(hashes.values())) == len(hashes)
+
+
+CHANGES = [
+    ("grpo", "scale.eps=1e-4"),
+    ("grpo", "scale.ddof=0"),
+    ("grpo", "baseline=leave_one_out"),
+    ("grpo", "singleton=raw"),
+    ("grpo", "ratio.bound_high=none"),
+    ("grpo", "surrogate.low=0.1"),
+    ("grpo", "surrogate.high=0.28"),
+    ("grpo", "surrogate.dual=3"),
+    ("grpo", "kl.beta=0.1"),
+    ("grpo", "kl.gradient=k2"),
+    ("grpo", "kl.weighted=ratio"),
+    ("grpo", "aggregation=token_mean"),
+    ("grpo", "aggregation.empty_rows=exclude"),
+    ("grpo", "correction=token_truncate"),
+    ("dr_grpo", "aggregation.length=512"),
+    ("dapo", "filter.metric=accuracy"),
+    ("dapo", "overlong=keep"),
+    ("dapo", "overlong.statistics=drop"),
+    ("dapo", "tokens=top_entropy"),
+    ("grpo", "conventions=trl"),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGES)
+def test_any_changed_value_changes_the_hash(name, change):
+    assert card(f"{name},{change}").hash != card(name).hash
+
+
+def test_what_the_host_adds_is_part_of_the_hash_and_the_rest_is_not():
+    plain = card("dr_grpo")
+    assert card("dr_grpo", effective={"max_completion_length": 512}).hash != plain.hash
+    assert card("dr_grpo", effective={"a": 1, "b": 2}).hash == card("dr_grpo", effective={"b": 2, "a": 1}).hash
+    assert card("dr_grpo", host="verl", origins={"scale": "flag"}, notes=("A note.",)).hash == plain.hash
+
+
+def test_differences_name_the_changed_values():
+    before = card("dr_grpo", effective={"max_completion_length": 512}).as_dict()
+    after = card("dr_grpo,scale=group_std,surrogate.high=0.3", effective={"entropy_coef": 0.1}).as_dict()
+    assert differences(before, after) == [
+        "scale: none -> group_std",
+        "scale.eps: absent -> 1e-06",
+        "scale.ddof: absent -> 1",
+        "scale.eps_in: absent -> std",
+        "surrogate.high: 0.2 -> 0.3",
+        "entropy_coef: absent -> 0.1",
+        "max_completion_length: 512 -> absent",
+    ]
+
+
+def test_a_written_card_is_plain_json_and_reads_back(tmp_path):
+    made = card("dapo,surrogate.high=0.3", origins={"surrogate.high": "user"}, notes=("A note.",))
+    path = made.write(tmp_path / "run")
+    assert path == tmp_path / "run" / FILE_NAME == tmp_path / "run" / "grpo_variant.json"
+    read = read_card(tmp_path / "run")
+    assert read == made.as_dict() == json.loads(path.read_text())
+    assert (read["variant"], read["spec"], read["host"]) == ("dapo", "dapo,surrogate.high=0.3", "trl")
+    assert read["values"]["surrogate.high"] == {"value": 0.3, "origin": "user"}
+    assert read["values"]["surrogate.low"] == {"value": 0.2, "origin": "paper"}
+    assert read["references"][0].endswith("(2025), arXiv:2503.14476")
+    assert read["notes"] == ["A note."]
+    assert set(read["versions"]) >= {"torch"}
+    assert differences(read, made.as_dict()) == []
+
+
+def test_there_is_no_card_in_an_empty_folder(tmp_path):
+    assert read_card(tmp_path) is None
+
+
+# (spec, what the caller knows, keys and the origins they must have)
+ORIGINS = [
+    ("dapo", {}, dict.fromkeys(resolved_values(gv.get("dapo")), "paper")),
+    ("dapo,surrogate.high=0.3", {"surrogate.high": "flag"}, {"surrogate.high": "flag", "surrogate.low": "paper"}),
+    (
+        "dapo,kl=k3,kl.beta=0.1",
+        {"kl": "spec", "kl.beta": "spec"},
+        {"kl": "spec", "kl.beta": "spec", "kl.placement": "default of kl=k3", "kl.bound": "default of kl=k3"},
+    ),
+    (
+        "dapo,conventions=trl,kl=k3,kl.beta=0.1",
+        {"kl": "spec", "kl.beta": "spec", "conventions": "spec"},
+        {
+            "scale.eps": "conventions=trl",
+            "scale.ddof": "paper",
+            "ratio.bound_low": "conventions=trl",
+            "kl.placement": "default of kl=k3",
+            "kl.bound": "conventions=trl",
+            "conventions": "spec",
+        },
+    ),
+    (
+        "dapo,conventions=verl",
+        {"conventions": "spec"},
+        {"singleton": "conventions=verl", "surrogate.dual": "conventions=verl"},
+    ),
+    ("dapo,surrogate.high=0.3", {}, {"surrogate.high": "set in code"}),
+]
+
+
+@pytest.mark.parametrize(("spec", "given", "expected"), ORIGINS)
+def test_every_value_has_an_origin(spec, given, expected):
+    origins = value_origins(gv.get(spec), given)
+    assert list(origins) == list(resolved_values(gv.get(spec)))
+    assert {key: origins[key] for key in expected} == expected
+
+
+def test_the_paragraph_says_what_a_paper_must_say():
+    text = card("grpo,kl=none,surrogate.high=0.28", notes=("Groups are not refilled.",)).paragraph()
+    assert text == (
+        "## Objective\n\n"
+        "Trained with `grpo,kl=none,surrogate.high=0.28` (grpo-variants, objective hash "
+        f"`{card('grpo,kl=none,surrogate.high=0.28').hash}`).\n\n"
+        "`grpo`: Group-normalised advantage, token ratio, PPO clip, k3 penalty in the loss, mean over each response. "
+        "Defined in DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models (2024), "
+        "arXiv:2402.03300.\n\n"
+        "Set differently from the paper: `surrogate.high=0.28`, `kl=none`.\n\n"
+        "Groups are not refilled.\n"
+    )
+
+
+def test_a_value_that_is_set_to_the_papers_is_not_called_different():
+    text = card("dapo", origins={"surrogate.high": "flag epsilon_high=0.28"}).paragraph()
+    assert "differently" not in text
+
+
+def test_the_text_shows_every_value_with_its_origin():
+    made = card("dr_grpo", origins={"scale": "flag scale_rewards=none"}, effective={"max_completion_length": 6})
+    lines = made.text().splitlines()
+    assert lines[0] == f"variant dr_grpo  (objective hash {made.hash})"
+    rows = {key: rest for key, _, rest in (line.strip().partition("  ") for line in lines[2:])}
+    assert rows["scale"].split(maxsplit=1) == ["none", "flag scale_rewards=none"]
+    assert rows["surrogate.dual"].split() == ["none", "paper"]
+    assert rows["max_completion_length"].split(maxsplit=1) == ["6", "set by trl"]
+    assert set(rows) >= set(resolved_values(made.variant))
+
+
+def test_a_users_own_variant_is_its_own_paper():
+    mine = gv.Variant(name="mine_for_card", summary="Mine.")
+    made = Card(variant=mine, host="trl")
+    assert set(value_origins(mine, {}).values()) == {"paper"}
+    assert "Defined in no reference." in made.paragraph()
