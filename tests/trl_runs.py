@@ -6,6 +6,8 @@ import torch
 from peft import LoraConfig
 from transformers import PrinterCallback
 
+EXTRAS = ("model", "eval_dataset", "callbacks", "peft_config", "tools", "rollout_func")
+
 
 def lora():
     return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", exclude_modules=["lm_head"])
@@ -28,14 +30,9 @@ def make(folder, loss_type, trainer=gvt.VariantGRPOTrainer, config=gvt.VariantGR
         max_steps=2,
         seed=1,
     )
-    extra = {
-        name: flags.pop(name)
-        for name in ("eval_dataset", "callbacks", "peft_config", "tools", "rollout_func")
-        if name in flags
-    }
-    extra.setdefault("peft_config", lora())
+    extra = {name: flags.pop(name) for name in EXTRAS if name in flags}
+    extra = {"model": tiny_model.model(), "peft_config": lora(), **extra}
     made = trainer(
-        model=tiny_model.model(),
         reward_funcs=rewards or [tiny_model.exact, tiny_model.ones],
         args=config(output_dir=str(folder), loss_type=loss_type, **{**defaults, **flags}),
         train_dataset=tiny_model.dataset(),

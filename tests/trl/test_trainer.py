@@ -130,6 +130,23 @@ def test_entropy_bonus_adds_the_mean_entropy_of_the_step(tmp_path):
     assert trainer.variant_card.effective == {"entropy_coef": 0.5}
 
 
+def test_load_balancing_loss_of_experts_is_added_as_in_the_host(tmp_path):
+    flags = dict(num_iterations=2, max_steps=2, peft_config=None)
+    mine, _ = trained(tmp_path / "a", "gv_grpo,kl=none,conventions=trl", model=tiny_model.mixture_of_experts(), **flags)
+    stock, start = trained(
+        tmp_path / "b",
+        "grpo",
+        trainer=GRPOTrainer,
+        config=GRPOConfig,
+        model=tiny_model.mixture_of_experts(),
+        **flags,
+    )
+    assert logged(mine, "aux_loss") == pytest.approx(logged(stock, "aux_loss"), rel=1e-5)
+    assert logged(mine, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-4)
+    moved = (weights(stock) - start).abs().max()
+    assert (weights(mine) - weights(stock)).abs().max() < 1e-2 * moved
+
+
 def test_adaptive_entropy_moves_the_coefficient_towards_its_target(tmp_path):
     flags = dict(use_adaptive_entropy=True, entropy_coef=0.1, entropy_coef_delta=0.01, max_steps=3)
     rising = make(tmp_path / "rising", "gv_dapo", entropy_target=5.0, **flags)

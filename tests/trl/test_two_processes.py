@@ -29,7 +29,7 @@ def test_two_processes_equal_one_batch(tmp_path):
         timeout=300,
         check=False,
     )
-    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.returncode == 0, found.stdout[-500:] + found.stderr
     ranks = [json.loads(line.split(" ", 2)[2]) for line in found.stdout.splitlines() if line.startswith("RESULT")]
     assert len(ranks) == 2
     for results in ranks:
