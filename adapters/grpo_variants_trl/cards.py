@@ -11,8 +11,18 @@ from trl import GRPOConfig
 from grpo_variants.aggregation import Constant
 from grpo_variants.card import Card
 from grpo_variants.filters import ZeroVariance
+from grpo_variants.shaping import Penalty
+from grpo_variants.variant import Variant
 from grpo_variants_trl.flags import Choice
 from grpo_variants_trl.windows import needs_whole_window, spans_generations
+
+_ADAPTIVE_ENTROPY = (
+    "use_adaptive_entropy",
+    "entropy_target",
+    "entropy_coef_delta",
+    "entropy_coef_min",
+    "entropy_coef_max",
+)
 
 
 def make_card(choice: Choice, args: GRPOConfig) -> Card:
@@ -28,19 +38,18 @@ def make_card(choice: Choice, args: GRPOConfig) -> Card:
 
 def _effective(choice: Choice, args: GRPOConfig) -> dict[str, Any]:
     """What the host adds to the objective."""
-    values: dict[str, Any] = {}
-    rule = choice.variant.aggregation
-    if isinstance(rule, Constant) and rule.length is None:
-        values["max_completion_length"] = args.max_completion_length
-    if args.entropy_coef:
-        values["entropy_coef"] = args.entropy_coef
+    flags = [name for name in ("entropy_coef", "router_aux_loss_coef", "reward_weights") if getattr(args, name)]
+    if _reads_length(choice.variant):
+        flags.insert(0, "max_completion_length")
     if args.use_adaptive_entropy:
-        values["use_adaptive_entropy"] = True
-    if args.reward_weights:
-        values["reward_weights"] = list(args.reward_weights)
-    if _is_approximate(choice, args):
-        values["approximate_windows"] = True
-    return values
+        flags += _ADAPTIVE_ENTROPY
+    values = {name: getattr(args, name) for name in flags}
+    return values | ({"approximate_windows": True} if _is_approximate(choice, args) else {})
+
+
+def _reads_length(variant: Variant) -> bool:
+    constant = isinstance(variant.aggregation, Constant) and variant.aggregation.length is None
+    return constant or isinstance(variant.overlong, Penalty)
 
 
 def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
