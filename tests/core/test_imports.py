@@ -1,6 +1,7 @@
 """What importing the core brings in: torch, and none of the hosts."""
 
 import ast
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -13,6 +14,7 @@ HOSTS = ("trl", "verl", "transformers", "peft", "datasets", "accelerate", "ray",
 COMMAND_LINE = ("typer", "rich", "click")
 
 
+@functools.cache
 def modules_after(statement):
     """Names of every module that another interpreter has after a statement."""
     code = f"import sys; {statement}; print(*sys.modules)"

@@ -1,0 +1,181 @@
+"""Every option has an effect: each field of each choice changes advantages, loss, gradient or a weight.
+
+An option that can be set and does nothing is worse than one that is refused. The fields are read from the table of
+axes, so a new one fails here until it has two values that tell it apart.
+"""
+
+from dataclasses import MISSING
+
+import pytest
+import torch
+from cases import LENGTH, keys_of, random_case, text
+
+import grpo_variants as gv
+from grpo_variants.variant import AXES
+
+# What an axis is tried on: a variant in which it has something to act on.
+BASE = {
+    "baseline": "grpo",
+    "scale": "grpo,baseline=group_mean",
+    "credit": "dapo",
+    "singleton": "grpo",
+    # Some tokens are dropped: else GSPO and GSPO-token have the same gradient, for one advantage a response.
+    "ratio": "grpo,surrogate.low=0.3,surrogate.high=0.3,tokens=top_entropy,tokens.fraction=0.7",
+    "surrogate": "grpo",
+    "kl": "grpo",
+    "correction": "dapo",
+    "aggregation": "grpo",
+    "tokens": "dapo",
+    "conventions": "grpo",
+}
+# Values for fields that have no default, and for those without which another field cannot act.
+NEEDED = {
+    "kl": {"kl.beta": 0.5},
+    "k2": {"kl.value_bound": 0.02},  # the gradient of k2 is its own, but where the value is clamped
+    "token_mask": {"correction.low": 0.8, "correction.high": 1.2},
+    "sequence_mask": {"correction.low": 0.8, "correction.high": 1.2},
+    "geometric_mask": {"correction.low": 0.8, "correction.high": 1.2},
+    "off_policy_mask": {"correction.threshold": 0.05},
+    "batch_std": {"scale.of": "centred"},
+    "top_entropy": {"tokens.fraction": 0.5},
+}
+# Two values of each field that must differ in something.
+PAIRS = {
+    "scale.eps": (1e-6, 0.3),
+    "scale.ddof": (0, 1),
+    "scale.of": ("raw", "centred"),
+    "scale.over": ("responses", "tokens"),
+    "scale.eps_in": ("std", "var"),
+    "credit.gamma": (0.9, 1.0),
+    "ratio.bound_low": (0.1, 20.0),
+    "ratio.bound_high": (0.1, 20.0),
+    "ratio.anchor": ("old", "rollout"),
+    "surrogate.low": (0.1, 0.2),
+    "surrogate.high": (0.1, 0.2),
+    "surrogate.dual": (None, 1.1),
+    "kl.beta": (0.5, 0.6),
+    "kl.placement": ("loss", "reward"),
+    "kl.gradient": ("own", "k2"),
+    "kl.weighted": ("none", "ratio"),
+    "kl.bound": (0.1, 20.0),
+    "kl.value_bound": (0.05, None),
+    "correction.cap": (1.1, 2.0),
+    "correction.floor": (0.0, 0.9),
+    "correction.low": (0.8, 0.95),
+    "correction.high": (1.05, 2.0),
+    "correction.threshold": (0.05, 0.5),
+    "aggregation.empty_rows": ("count", "exclude"),
+    "aggregation.length": (None, 12.0),
+    "tokens.fraction": (0.2, 0.5),
+    "tokens.denominator": ("all", "kept"),
+}
+# Settings without which two values of a field would be the same: eps is seen where it is not small.
+WITH = {"scale.eps_in": {"scale.eps": 0.3}}
+# An axis that only the host reads, which samples: its adapters' tests show what their fields do.
+SAMPLING = {axis for axis, table in AXES.items() if table.ends == ("rollout",)}
+
+
+def fields_that_compute():
+    for axis in AXES:
+        if axis not in SAMPLING:
+            for choice in AXES[axis].choices:
+                for key, field in keys_of(axis, choice):
+                    yield axis, choice, key, field
+
+
+def spec_of(axis, choice, **changed):
+    settings = NEEDED.get(axis, {}) | NEEDED.get(choice, {})
+    known = {key for key, _ in keys_of(axis, choice)}
+    settings = {key: value for key, value in settings.items() if key in known} | changed
+    return ",".join([BASE[axis], f"{axis}={choice}", *(f"{key}={text(value)}" for key, value in settings.items())])
+
+
+def observed(spec):
+    """What a variant computes on one step, by name."""
+    variant, case = gv.get(spec), random_case(3, rows=24)
+    advantages = gv.advantages(variant, case.rollouts())
+    x = case.tokens(advantages=advantages)
+    mask = torch.as_tensor(case.mask)
+    counts = gv.Counts.of(mask, case.groups, length=LENGTH) if "constant" in spec else None
+    out = gv.policy_loss(variant, x, counts)
+    out.loss.backward()
+    wide = advantages if advantages.dim() == 2 else advantages.unsqueeze(1) * mask
+    weights = gv.correction_weights(variant, x)
+    return {"advantages": wide, "loss": out.loss.detach(), "gradient": x.logp.grad, "correction": weights}
+
+
+def differences(first, second):
+    """Names of what differs, by more than rounding."""
+    a, b = observed(first), observed(second)
+    return {name for name in a if not torch.allclose(a[name], b[name], rtol=1e-6, atol=1e-9)}
+
+
+@pytest.mark.parametrize(
+    ("axis", "choice", "key"), [(axis, choice, key) for axis, choice, key, _ in fields_that_compute()]
+)
+def test_a_field_has_an_effect(axis, choice, key):
+    first, second = ({key: value} | WITH.get(key, {}) for value in PAIRS[key])
+    changed = differences(spec_of(axis, choice, **first), spec_of(axis, choice, **second))
+    acts_on_advantages = "advantage" in AXES[axis].ends and axis != "kl"
+    assert ("advantages" in changed) == (acts_on_advantages or key == "kl.placement")
+    assert "gradient" in changed
+
+
+def test_every_field_has_two_values_and_no_value_is_left_over():
+    fields = {key for _, _, key, _ in fields_that_compute()}
+    assert set(PAIRS) == fields
+    for axis, choice, key, field in fields_that_compute():
+        needed = NEEDED.get(axis, {}) | NEEDED.get(choice, {})
+        assert field.default is not MISSING or key in needed, f"{axis}={choice} needs {key}"
+
+
+@pytest.mark.parametrize("axis", [axis for axis in AXES if axis not in SAMPLING])
+def test_the_choices_of_an_axis_are_all_different(axis):
+    choices = list(AXES[axis].choices)
+    if axis == "ratio":
+        choices.remove("none")  # which a clip refuses; against the others below
+    for i, first in enumerate(choices):
+        for second in choices[:i]:
+            assert "gradient" in differences(spec_of(axis, first), spec_of(axis, second)), (first, second)
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence", "sequence_token", "sequence_product"])
+def test_a_ratio_is_different_from_none(ratio):
+    assert differences(f"rloo,ratio={ratio}", "rloo,ratio=none") == {"loss", "gradient"}
+
+
+def test_an_axis_acts_at_the_ends_that_the_table_says():
+    """Changing the choice changes advantages where the axis acts on them, and the loss for given advantages else."""
+    for axis in [a for a in AXES if a not in (*SAMPLING, "conventions", "kl", "ratio")]:
+        first, second = list(AXES[axis].choices)[:2]
+        changed = differences(spec_of(axis, first), spec_of(axis, second))
+        assert ("advantages" in changed) == (AXES[axis].ends == ("advantage",)), axis
+
+
+def test_joined_corrections_take_a_field_each():
+    """A field of one part changes that part alone."""
+    both = "dapo,correction=token_truncate+sequence_truncate"
+    first = observed(f"{both},correction.token_truncate.cap=1.1,correction.sequence_truncate.cap=1.3")["correction"]
+    second = observed(f"{both},correction.token_truncate.cap=1.1,correction.sequence_truncate.cap=1.4")["correction"]
+    alone = observed("dapo,correction=token_truncate,correction.cap=1.1")["correction"]
+    ratio = (first / alone).nan_to_num(1.0)
+    assert float(ratio.max()) == pytest.approx(1.3)
+    assert float((second / alone).nan_to_num(1.0).max()) == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"), [("keep", "tokens"), ("correction", "correction"), ("row_weights", "aggregation")]
+)
+def test_what_a_host_hands_in_is_used_instead_of_the_variants_own(name, axis):
+    """With the input given, the axis that would compute it has no say any more."""
+    case = random_case(3)
+    given = {
+        "keep": torch.as_tensor(case.mask).roll(1, 1),
+        "correction": torch.rand(9, 6).double(),
+        "row_weights": torch.rand(9).double(),
+    }
+    a = torch.ones(9).double()
+    specs = [spec_of(axis, choice) for choice in AXES[axis].choices if choice != "constant"]
+    losses = {gv.policy_loss(s, case.tokens(advantages=a, **{name: given[name]})).loss.item() for s in specs}
+    assert len(losses) == 1
+    assert gv.policy_loss(specs[0], case.tokens(advantages=a)).loss.item() not in losses
