@@ -1,0 +1,140 @@
+"""The command line without a trainer: list, show, version, help, and errors that end in one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+import grpo_variants as gv
+from grpo_variants.cli import app
+from grpo_variants.options import resolved_values
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command in this process: (exit status, standard output, standard error)."""
+
+    def call(*arguments, columns=120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, "argv", ["grpo-variants", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        return (ended.value.code or 0, *capsys.readouterr())
+
+    return call
+
+
+def table(text):
+    """Rows below `key value from`, by key."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.split() == ["key", "value", "from"])
+    rows = [line.split(maxsplit=2) for line in lines[start + 1 : lines.index("", start)]]
+    return {key: (value, origin.strip()) for key, value, origin in rows}
+
+
+def test_list_names_every_variant_with_what_it_is(run):
+    status, out, err = run("list", columns=200)
+    assert (status, err) == (0, "")
+    rows = dict(
+        line.split(maxsplit=1) for line in out.splitlines() if line.split()[:1] and line.split()[0] in gv.names()
+    )
+    assert {name: text.strip() for name, text in rows.items()} == {name: gv.get(name).summary for name in gv.names()}
+
+
+def test_show_gives_formula_values_origins_references_and_host_verdicts(run):
+    status, out, err = run("show", "dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01", columns=200)
+    variant = gv.get("dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01")
+    assert (status, err) == (0, "")
+    assert out.startswith(f"{variant}\n{variant.summary}\n\n{variant.formula}\n")
+    rows = table(out)
+    assert list(rows) == list(resolved_values(variant))
+    assert rows["surrogate.high"] == ("0.3", "spec string")
+    assert rows["surrogate.low"] == ("0.2", "paper")
+    assert rows["kl.beta"] == ("0.01", "spec string")
+    assert rows["kl.bound"] == ("20.0", "default of kl=k3")
+    assert rows["surrogate.dual"] == ("none", "paper")
+    assert "source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale (2025), arXiv:2503.14476" in out
+    assert f"trl: {dict(variant.hosts)['trl']}" in out
+    assert f"verl: {dict(variant.hosts)['verl']}" in out
+
+
+def test_show_takes_the_name_that_the_trainers_use(run):
+    assert run("show", "gv_dapo")[1] == run("show", "dapo")[1]
+
+
+def test_show_tells_conventions_from_options_and_finds_a_joined_parts_field(run):
+    rows = table(run("show", "grpo,conventions=trl,scale.ddof=0", columns=200)[1])
+    assert rows["scale.eps"] == ("0.0001", "conventions=trl")
+    assert rows["scale.ddof"] == ("0", "spec string")
+    spec = "grpo,correction=token_truncate+off_policy_mask,correction.threshold=0.5"
+    rows = table(run("show", spec, columns=200)[1])
+    assert rows["correction.off_policy_mask.threshold"] == ("0.5", "spec string")
+    assert rows["correction.token_truncate.cap"][0] == "2.0"
+
+
+def test_show_cuts_nothing_off_in_a_narrow_terminal(run):
+    out = run("show", "grpo,correction=token_truncate+off_policy_mask,correction.threshold=0.5", columns=80)[1]
+    assert "…" not in out
+    assert "correction.off_policy_mask.threshold  0.5" in out
+
+
+def test_version(run):
+    assert run("--version") == (0, f"{gv.__version__}\n", "")
+
+
+def test_without_arguments_the_command_explains_itself(run):
+    status, out, err = run()
+    assert status == 2
+    assert all(word in out + err for word in ("Usage", "list", "show", "trl"))
+
+
+ERRORS = [
+    (("show", "nope"), "error: unknown variant 'nope'; known: reinforce, rloo,"),
+    (("show", "dapoo"), "Did you mean 'dapo'?"),
+    (("show", "dapo,surrogate.hi=1"), "error: dapo: surrogate=clip has no field 'hi'; its fields: low, high, dual."),
+    (("show", "dapo,kl=k3"), "error: kl=k3 on 'dapo' needs kl.beta, which has no default"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), ERRORS)
+def test_a_wrong_spec_ends_with_one_line_and_status_2(run, arguments, text):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_an_unknown_command_ends_with_status_2(run):
+    status, _, err = run("frobnicate")
+    assert status == 2
+    assert "No such command 'frobnicate'" in err
+
+
+def test_a_users_module_that_cannot_be_imported_is_named(run, monkeypatch):
+    monkeypatch.setenv("GRPO_VARIANTS_MODULES", "no_such_module_of_variants")
+    status, _, err = run("list")
+    assert status == 2
+    assert err.startswith("error: GRPO_VARIANTS_MODULES names 'no_such_module_of_variants', which cannot be imported")
+
+
+def test_the_launcher_without_trl_says_what_to_install(run, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "grpo_variants_trl"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "trl", None)
+    status, _, err = run("trl", "--loss_type", "gv_dapo")
+    assert status == 2
+    assert "Install it with: pip install 'grpo-variants[trl]'" in err
+
+
+def test_the_command_imports_no_trainer():
+    # A list must not take the seconds that importing a trainer takes.
+    code = (
+        "import sys; sys.argv = ['grpo-variants', 'list']\n"
+        "from grpo_variants.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'trl', 'verl', 'transformers', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "dapo" in done.stdout
