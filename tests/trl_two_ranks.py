@@ -109,3 +109,5 @@ if __name__ == "__main__":
     folder, *specs = sys.argv[1:]
     results = {spec: run(folder, spec) for spec in specs}
     print(f"RESULT {dist.get_rank()} {json.dumps(results)}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
