@@ -42,6 +42,12 @@ EXPLICIT = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    """A trainer makes its output folder; not in the tree."""
+    monkeypatch.chdir(tmp_path)
+
+
 def config(loss_type="gv_dapo", **flags):
     return VariantGRPOConfig(**{**COMMON, "loss_type": loss_type, **flags})
 

@@ -12,6 +12,12 @@ from trl_runs import lora, make
 import grpo_variants as gv
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    """A trainer makes its output folder; not in the tree."""
+    monkeypatch.chdir(tmp_path)
+
+
 class Untouched:
     """A model that must not be looked at: what a config says is refused first."""
 
