@@ -1,0 +1,61 @@
+# Every target makes what it needs; `make help` lists them.
+
+PYTHON ?= python3
+# On Linux pip takes the CUDA build of torch unless it is pointed at a CPU build, for example with PIP_INDEX_URL.
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+TRL := .venvs/trl
+VERL := .venvs/verl
+# Without --no-compile pip compiles thousands of modules that are never imported: half of the time.
+PIP := bin/python -m pip install -qq --no-compile --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test test-slow lint environments clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: $(TRL)/.installed ## Train a small model with LoRA, no GPU needed; options in ARGS="--variant rloo --seed 1"
+	$(TRL)/bin/python examples/quickstart.py $(ARGS)
+
+test: environments lint ## Everything: format, lint, types, all tests in both environments
+	@status=0; \
+	$(TRL)/bin/python -m pytest tests --ignore=tests/verl || status=$$?; \
+	$(VERL)/bin/python -m pytest tests/verl || status=$$?; \
+	exit $$status
+
+test-slow: environments ## Only the tests that train a model
+	@status=0; \
+	$(TRL)/bin/python -m pytest tests --ignore=tests/verl -m slow || status=$$?; \
+	$(VERL)/bin/python -m pytest tests/verl -m slow || status=$$?; \
+	exit $$status
+
+lint: $(TRL)/.installed-test ## Format, lint and type checks
+	$(TRL)/bin/ruff format --check .
+	$(TRL)/bin/ruff check .
+	$(TRL)/bin/mypy
+
+# TRL and verl do not work in one environment, so each has its own.
+environments: $(TRL)/.installed-test $(VERL)/.installed-test
+
+$(TRL)/.installed: pyproject.toml
+	@echo "Making $(TRL): torch, then TRL (one or two minutes)"
+	$(PYTHON) -m venv $(TRL)
+	$(TRL)/$(PIP) "$(TORCH)"
+	$(TRL)/$(PIP) "$(TORCH)" --editable ".[trl,report]" "gguf>=0.10"
+	@touch $@
+
+$(TRL)/.installed-test: $(TRL)/.installed
+	$(TRL)/$(PIP) "$(TORCH)" --editable ".[trl,test]"
+	@touch $@
+
+$(VERL)/.installed-test: pyproject.toml
+	@echo "Making $(VERL): torch, then verl (one or two minutes)"
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/$(PIP) "$(TORCH)"
+	$(VERL)/$(PIP) "$(TORCH)" --editable ".[verl,test]" TransferQueue
+	@touch $@
+
+clean: ## Remove environments, caches and outputs of runs
+	rm -rf .venvs .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist runs

@@ -1,0 +1,237 @@
+"""The parts of one LoRA run with a variant: model, prompts, trainer, progress display, held-out reward, curve."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpo_variants_trl as gvt
+import torch
+from datasets import Dataset
+from grpo_variants_trl.refusals import check_host
+from matplotlib.figure import Figure
+from peft import LoraConfig
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PrinterCallback, TrainerCallback
+
+from grpo_variants.card import FILE_NAME
+
+Reward = Callable[..., list[float]]
+Curve = list[tuple[int, float]]
+Answers = dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The numbers of a run."""
+
+    variant: str
+    steps: int
+    batch: int
+    generations: int
+    max_tokens: int
+    learning_rate: float
+    temperature: float
+    rank: int
+    seed: int
+    output: Path
+
+    def config(self) -> gvt.VariantGRPOConfig:
+        """The trainer's configuration; raises ValueError for what TRL cannot run, before a model is loaded."""
+        if self.batch % self.generations:
+            raise ValueError(f"--batch {self.batch} is not a multiple of --generations {self.generations}.")
+        on_gpu = torch.cuda.is_available()
+        config = gvt.VariantGRPOConfig(
+            loss_type=f"gv_{self.variant}",
+            output_dir=str(self.output),
+            max_steps=self.steps,
+            per_device_train_batch_size=self.batch,
+            per_device_eval_batch_size=self.batch,
+            num_generations=self.generations,
+            max_completion_length=self.max_tokens,
+            learning_rate=self.learning_rate,
+            lr_scheduler_type="constant",
+            temperature=self.temperature,
+            seed=self.seed,
+            bf16=on_gpu,
+            use_cpu=not on_gpu,
+            gradient_checkpointing=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        check_host(config.choice, config, {})
+        return config
+
+    def lora(self) -> LoraConfig:
+        """LoRA on every linear layer but the head, which small models share with the embeddings.
+
+        No dropout: the trainer samples in training mode, so dropout would change the policy that is sampled.
+        """
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=2 * self.rank,
+            lora_dropout=0.0,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+
+
+@dataclass
+class Recorder:
+    """A reward function that tells the reward which answers ended, and keeps the answers by prompt."""
+
+    reward: Reward
+    end_tokens: Collection[int]
+    answers: Answers = field(default_factory=dict)
+
+    @property
+    def __name__(self) -> str:
+        return self.reward.__name__
+
+    def __call__(self, prompts: list[Any], completions: list[Any], completion_ids: list[Any], **columns: Any) -> Any:
+        for prompt, completion in zip(prompts, completions, strict=True):
+            self.answers.setdefault(last_message(prompt), []).append(last_message(completion))
+        ended = [bool(ids) and ids[-1] in self.end_tokens for ids in completion_ids]
+        return self.reward(
+            prompts=prompts, completions=completions, completion_ids=completion_ids, ended=ended, **columns
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """Held-out reward and answers at both ends, the reward of every step, and the files by what they are."""
+
+    before: float
+    after: float
+    answers_before: Answers
+    answers_after: Answers
+    curve: Curve
+    files: dict[str, Path]
+
+
+class Display(TrainerCallback):
+    """Shows the steps as they pass, and keeps the reward of each."""
+
+    def __init__(self, steps: int, console: Console) -> None:
+        self.curve: Curve = []
+        self.every = max(1, steps // 20)
+        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        self.progress = Progress(TextColumn("training"), *columns, console=console, transient=True)
+        self.task = self.progress.add_task("training", total=steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        if "reward" not in logs:
+            return
+        step = state.global_step
+        self.curve.append((step, logs["reward"]))
+        self.progress.update(self.task, completed=step)
+        if step % self.every == 0:
+            length, entropy = logs["completions/mean_length"], logs["entropy"]
+            self.progress.console.print(
+                f"step {step:>3}   reward {logs['reward']:.2f}   answer length {length:4.1f}   entropy {entropy:.2f}"
+            )
+
+
+def last_message(text: str | list[dict[str, str]]) -> str:
+    """The text of a prompt or an answer, which TRL passes as a string or as messages."""
+    return text if isinstance(text, str) else text[-1]["content"]
+
+
+def load(model: str) -> tuple[PreTrainedModel, Any]:
+    """A model and its tokenizer from a local folder or a hub id: bfloat16 on a GPU, float32 on a CPU."""
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    return AutoModelForCausalLM.from_pretrained(model, dtype=dtype), AutoTokenizer.from_pretrained(model)
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: Any) -> Collection[int]:
+    """Every token that ends an answer."""
+    configured = model.generation_config.eos_token_id
+    return {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
+
+
+def as_chat(rows: Dataset, tokenizer: Any) -> Dataset:
+    """Plain-text prompts become a user's message where the model has a chat template."""
+    if tokenizer.chat_template is None or not isinstance(rows[0]["prompt"], str):
+        return rows
+    return rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+
+
+def run(
+    settings: Settings,
+    config: gvt.VariantGRPOConfig,
+    loaded: tuple[PreTrainedModel, Any],
+    rows: tuple[Dataset, Dataset],
+    reward: Reward,
+    console: Console,
+) -> Result:
+    """Measure, train, measure again, and write adapter, card and curve into the output folder."""
+    model, tokenizer = loaded
+    recorder = Recorder(reward, end_tokens(model, tokenizer))
+    training, held_out = (as_chat(part, tokenizer) for part in rows)
+    trainer = gvt.VariantGRPOTrainer(
+        model=model,
+        args=config,
+        reward_funcs=recorder,
+        train_dataset=training,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        peft_config=settings.lora(),
+    )
+    trainer.remove_callback(PrinterCallback)
+    with console.status("Measuring the reward on held-out prompts"):
+        before, answers_before = measure(trainer, recorder)
+    console.print(f"held-out reward before training {before:.2f}")
+    curve = train(trainer, settings.steps, console)
+    with console.status("Measuring the reward on held-out prompts again"):
+        after, answers_after = measure(trainer, recorder)
+    trainer.save_model()
+    files = {
+        "adapter": settings.output / "adapter_model.safetensors",
+        "variant card": settings.output / FILE_NAME,
+        "reward curve": save_picture(curve, before, after, settings.output / "reward_curve.png"),
+        "as numbers": save_table(curve, settings.output / "reward_curve.csv"),
+    }
+    return Result(before, after, answers_before, answers_after, curve, files)
+
+
+def measure(trainer: gvt.VariantGRPOTrainer, recorder: Recorder) -> tuple[float, Answers]:
+    """Mean reward on the held-out prompts, sampled as in training, and the answers."""
+    recorder.answers = {}
+    reward = trainer.evaluate()["eval_reward"]
+    return reward, dict(recorder.answers)
+
+
+def train(trainer: gvt.VariantGRPOTrainer, steps: int, console: Console) -> Curve:
+    """Train under a progress display; returns the mean reward of every step."""
+    display = Display(steps, console)
+    trainer.add_callback(display)
+    with display.progress:
+        trainer.train()
+    return display.curve
+
+
+def save_table(curve: Curve, path: Path) -> Path:
+    """Write the mean reward of every step as CSV."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("step", "reward"), *curve])
+    return path
+
+
+def save_picture(curve: Curve, before: float, after: float, path: Path) -> Path:
+    """Draw the mean reward of every step, with the held-out reward at both ends."""
+    steps, rewards = zip(*curve, strict=True)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(steps, rewards, marker="o", label="training prompts")
+    axes.plot((0, steps[-1]), (before, after), "s", color="black", label="held-out prompts")
+    axes.set(xlabel="optimizer step", ylabel="mean reward", ylim=(min(0.0, *rewards, before, after), None))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    return path
