@@ -24,12 +24,21 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(value, mask) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
+def low_and_high(value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest valid value, two 0-d; +inf and -inf for an empty mask, or a tensor without elements."""
+    low, high = select(mask, value, float("inf")), select(mask, value, float("-inf"))
+    if low.numel() == 0:
+        return low.new_full((), float("inf")), high.new_full((), float("-inf"))
+    return low.amin(), high.amax()
+
+
 def masked_quantile(value: Tensor, mask: Tensor, q: float) -> Tensor:
     """Linear-interpolation quantile over every valid token, 0-d; without a host synchronisation.
 
     An empty mask gives +inf, so that a threshold keeps nothing.
     """
-    ordered = select(mask, value, float("inf")).flatten().sort().values
+    beyond = value.new_full((1,), float("inf"))
+    ordered = torch.cat([select(mask, value, float("inf")).flatten(), beyond]).sort().values
     position = (mask.sum() - 1).clamp(min=0) * q
     # Gathered, since an index that is a 0-d tensor is read by the host.
     below, above = ordered.gather(0, torch.stack([position.floor(), position.ceil()]).long()).unbind()

@@ -12,7 +12,7 @@ from torch import Tensor
 from grpo_variants.correction import combined
 from grpo_variants.groups import Groups
 from grpo_variants.inputs import Counts, Tokens, at_least_one, read_tokens
-from grpo_variants.masked import select
+from grpo_variants.masked import low_and_high, select
 from grpo_variants.options import resolve
 from grpo_variants.surrogate import Term
 from grpo_variants.variant import Variant
@@ -193,6 +193,6 @@ def _extrema(mask: Tensor, parts: _Parts) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, value in named.items():
         if value is not None:
-            found[f"{name}/min"] = select(mask, value, float("inf")).amin().detach()
-            found[f"{name}/max"] = select(mask, value, float("-inf")).amax().detach()
+            low, high = low_and_high(value, mask)
+            found |= {f"{name}/min": low.detach(), f"{name}/max": high.detach()}
     return found

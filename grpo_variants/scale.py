@@ -11,6 +11,7 @@ from torch import Tensor
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.groups import whole
 from grpo_variants.inputs import Samples
+from grpo_variants.masked import low_and_high
 
 EpsIn = Literal["std", "var"]
 
@@ -110,8 +111,7 @@ class BatchStd:
     def _whiten(self, advantages: Tensor, samples: Samples) -> Tensor:
         weight = _token_weight(advantages, samples)
         counted = weight > 0
-        low = advantages.masked_fill(~counted, float("inf")).amin()
-        high = advantages.masked_fill(~counted, float("-inf")).amax()
+        low, high = low_and_high(advantages, counted)
         total = weight.sum().clamp(min=1)
         mean = torch.where(low == high, low, (advantages.nan_to_num() * weight).sum() / total)
         deviation = torch.where(counted, advantages - mean, torch.zeros_like(advantages))

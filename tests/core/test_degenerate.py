@@ -39,6 +39,29 @@ def test_an_empty_mask_gives_a_zero_loss_that_runs_backward(spec):
     assert (out.extrema["ratio/min"], out.extrema["ratio/max"]) == (math.inf, -math.inf)
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+@pytest.mark.parametrize("spec", [*gv.names(), "dapo,tokens=top_entropy", "gspo,correction=geometric_truncate"])
+def test_no_responses_or_no_columns_give_a_zero_loss_that_runs_backward(spec, shape):
+    """What a rank has left when every row of its micro-batch was skipped."""
+    logp = torch.zeros(shape, requires_grad=True)
+    others = dict.fromkeys(("mask", "ref_logp", "rollout_logp", "entropy"), torch.zeros(shape))
+    x = gv.Tokens(logp=logp, advantages=torch.zeros(shape[0]), **others)
+    out = gv.policy_loss(spec, x, gv.Counts(tokens=5, sequences=2, length=3))
+    out.loss.backward()
+    assert out.loss == 0
+    assert logp.grad.shape == shape
+    assert all(float(value) == 0 for value in out.metrics.values())
+    assert (out.extrema["ratio/min"], out.extrema["ratio/max"]) == (math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("name", gv.names())
+def test_no_responses_have_no_advantages(name):
+    empty = torch.zeros(0, 3)
+    inputs = dict.fromkeys(("mask", "token_rewards", "step_ends", "old_logp", "ref_logp"), empty)
+    found = gv.advantages(name, torch.zeros(0), [], greedy_rewards=torch.zeros(0), **inputs)
+    assert found.shape == ((0, 3) if gv.get(name).per_token else (0,))
+
+
 @pytest.mark.parametrize("name", gv.names())
 def test_advantages_of_an_empty_mask_are_finite(name):
     case = random_case(0)

@@ -333,7 +333,6 @@ def test_leave_one_out_is_the_group_mean_times_g_over_g_minus_one(case, seed):
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "prompt_mean", "constant", "sequence_sum"])
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "prompt_mean", "constant", "sequence_sum"])
 @pytest.mark.parametrize(
     "options", ["token", "token,surrogate.low=0,surrogate.high=0", "sequence_token", "sequence_product"]
 )
