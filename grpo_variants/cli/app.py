@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from grpo_variants.cli.show import list_variants, show
+from grpo_variants.cli.translate import translate
 
 app = typer.Typer(
     name="grpo-variants",
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command("list")(list_variants)
 app.command("show")(show)
+app.command("translate")(translate)
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -78,6 +78,15 @@ def test_show_cuts_nothing_off_in_a_narrow_terminal(run):
     assert "correction.off_policy_mask.threshold  0.5" in out
 
 
+def test_translate_prints_the_settings_of_a_trainer(run):
+    status, out, _ = run("translate", "gv_dapo,surrogate.high=0.3", "--to", "verl")
+    lines = [line.removesuffix(" \\") for line in out.splitlines()]
+    assert status == 0
+    assert "algorithm.adv_estimator=gv_dapo" in lines
+    assert "actor_rollout_ref.actor.clip_ratio_high=0.3" in lines
+    assert run("translate", "rloo", "--to", "trl")[:2] == (0, 'loss_type: "gv_rloo"\n')
+
+
 def test_version(run):
     assert run("--version") == (0, f"{gv.__version__}\n", "")
 
@@ -93,6 +102,8 @@ ERRORS = [
     (("show", "dapoo"), "Did you mean 'dapo'?"),
     (("show", "dapo,surrogate.hi=1"), "error: dapo: surrogate=clip has no field 'hi'; its fields: low, high, dual."),
     (("show", "dapo,kl=k3"), "error: kl=k3 on 'dapo' needs kl.beta, which has no default"),
+    (("translate", "nope", "--to", "trl"), "error: unknown variant 'nope'"),
+    (("translate", "dapo", "--to", "jax"), "error: --to='jax'"),
 ]
 
 
