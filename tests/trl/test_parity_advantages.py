@@ -75,6 +75,20 @@ def test_equal_rewards_have_a_residue_in_the_host_and_none_here(tmp_path):
     assert own(tmp_path, "grpo,kl=none,conventions=trl", equal, num_generations=8).abs().max().item() == 0
 
 
+@pytest.mark.parametrize(
+    ("group", "host", "here"),
+    [
+        ([1, 1, 0, 0, 0, 0, 0, 0], 1.6198, 1.6202),
+        ([1.00001, 1], 0.0468, 0.6196),
+    ],
+    ids=["two of eight right", "nearly equal"],
+)
+def test_the_host_adds_1e4_to_the_deviation_where_the_package_adds_1e6(tmp_path, group, host, here):
+    table, size = [[r] for r in group] * (16 // len(group)), len(group)
+    assert stock(tmp_path, table, num_generations=size)[0].item() == pytest.approx(host, abs=6e-5)
+    assert own(tmp_path, "grpo,kl=none", table, num_generations=size)[0].item() == pytest.approx(here, abs=6e-5)
+
+
 def test_leave_one_out_by_hand(tmp_path):
     # Group 1 is (1, 0, 0, 1): 1 - (0 + 0 + 1)/3 = 2/3, 0 - (1 + 0 + 1)/3 = -2/3.
     value = own(tmp_path, "rloo", MIXED)
