@@ -114,7 +114,7 @@ def _origins(run: Run, variant: Variant) -> dict[str, str]:
             origins[key] = "verl's configuration"
         elif axis in _RULE and run.own_estimator != words.PREFIX + variant.name:
             origins[key] = f"estimator {run.own_estimator}"
-        elif axis not in (*_RULE, "conventions") and run.own_loss != words.PREFIX + variant.name:
+        elif axis not in _RULE and run.own_loss != words.PREFIX + variant.name:
             origins[key] = f"loss {run.own_loss}"
     for end in (run.estimator, run.loss):
         origins |= {} if end is None else {k: v for k, v in end.origins.items() if k in resolved_values(variant)}

@@ -7,6 +7,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
+import socket
+import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # verl_configs and verl_cpu; tests/ alone would hide them behind its folders
 collect_ignore_glob = [] if find_spec("verl") else ["test_*.py"]
 
 if find_spec("verl"):
@@ -27,3 +30,15 @@ def pytest_collection_modifyitems(items):
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.verl)
             item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(scope="session")
+def free_port():
+    """A function that finds a port nobody listens on."""
+
+    def find():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return find

@@ -1,0 +1,131 @@
+"""The card of a run: both ends and the host's own parts as one variant, written where checkpoints go."""
+
+import json
+
+import pytest
+from grpo_variants_verl import VariantCallback
+from grpo_variants_verl.cards import make_card
+from grpo_variants_verl.run import read_run
+from verl_configs import composed, validated
+
+import grpo_variants as gv
+from grpo_variants import card
+from grpo_variants.cli.translate import run_settings
+from grpo_variants.verl_words import overrides
+
+ESTIMATOR = "algorithm.adv_estimator"
+LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
+ACTOR = "actor_rollout_ref.actor"
+
+
+def card_of(*words):
+    return make_card(read_run(composed(*words)))
+
+
+def whole(spec):
+    """The overrides of a variant, as translate prints them."""
+    return overrides(run_settings(gv.get(spec)))
+
+
+@pytest.mark.parametrize("spec", ["rloo", "reinforce", "gspo", "gspo_token", "reinforce_pp"])
+def test_a_run_of_a_variant_is_that_variant(spec):
+    assert str(card_of(*whole(spec)).variant).split(",kl.", 1)[0] == spec
+
+
+def test_the_hosts_bounds_of_the_kl_term_are_on_the_card():
+    """verl clamps k3 at 10, which the paper's grpo does not."""
+    found = card_of(*whole("grpo")).as_dict()
+    assert found["spec"] == "grpo,kl.value_bound=10.0"
+    assert found["values"]["kl.value_bound"] == {"value": 10.0, "origin": "verl's configuration"}
+    assert found["values"]["kl.beta"] == {"value": 0.04, "origin": "paper"}
+
+
+def test_equal_objectives_have_equal_hashes_whatever_the_host():
+    """rloo has nothing that a host adds: the hash is that of the bare variant."""
+    assert card_of(*whole("rloo")).hash == card.Card(variant=gv.get("rloo"), host="trl").hash
+    assert card_of(*whole("rloo"), f"{ACTOR}.entropy_coeff=0.01").hash != card_of(*whole("rloo")).hash
+
+
+def test_the_length_of_dr_grpo_counts_under_the_name_that_trl_has():
+    config = validated(f"{ESTIMATOR}=gv_dr_grpo", f"{LOSS}=gv_dr_grpo", "data.max_response_length=256")
+    found = make_card(read_run(config))
+    wanted = card.Card(variant=gv.get("dr_grpo"), host="trl", effective={"max_completion_length": 256})
+    assert found.hash == wanted.hash
+
+
+def test_an_estimator_with_verls_own_loss():
+    """gv_rloo's advantages and verl's vanilla loss: its clip, dual clip and aggregation come from verl's fields."""
+    found = card_of(f"{ESTIMATOR}=gv_rloo", f"{ACTOR}.clip_ratio_high=0.3")
+    values = found.as_dict()["values"]
+    assert values["baseline"] == {"value": "leave_one_out", "origin": "paper"}
+    assert values["surrogate.high"] == {"value": 0.3, "origin": "loss vanilla"}
+    assert values["surrogate.dual"]["value"] == 3.0
+    assert values["aggregation"] == {"value": "token_mean", "origin": "loss vanilla"}
+    assert found.variant.name == "rloo"
+
+
+def test_a_loss_with_verls_own_estimator():
+    found = card_of(f"{ESTIMATOR}=grpo", "algorithm.norm_adv_by_std_in_grpo=False", f"{LOSS}=gv_gspo").as_dict()
+    assert found["values"]["scale"] == {"value": "none", "origin": "estimator grpo"}
+    assert found["values"]["singleton"]["value"] == "raw"
+    assert found["values"]["surrogate.high"] == {"value": 4e-4, "origin": "paper"}
+
+
+def test_where_the_users_values_come_from():
+    found = card_of(
+        f"{ESTIMATOR}=gv_dapo",
+        '+algorithm.grpo_variants.options="scale=none"',
+        f"{LOSS}=gv_dapo",
+        f"{ACTOR}.clip_ratio_high=0.4",
+        f"{ACTOR}.use_kl_loss=True",
+        f"{ACTOR}.kl_loss_type=mse",
+        f"{ACTOR}.kl_loss_coef=0.02",
+    ).as_dict()["values"]
+    assert found["scale"] == {"value": "none", "origin": "algorithm.grpo_variants.options"}
+    assert found["surrogate.high"] == {"value": 0.4, "origin": "actor_rollout_ref.actor.clip_ratio_high"}
+    assert found["kl"] == {"value": "k2", "origin": "verl's configuration"}
+    assert found["kl.beta"] == {"value": 0.02, "origin": "verl's configuration"}
+
+
+@pytest.mark.parametrize(
+    ("words", "spec"),
+    [
+        (["rollout_is=token", "rollout_is_threshold=3.0"], "token_truncate,correction.cap=3.0"),
+        (["rollout_is=token", 'rollout_is_threshold="0.5_5.0"'], "token_mask,correction.low=0.5,correction.high=5"),
+        (["rollout_is=sequence"], "sequence_truncate"),
+        (
+            ["rollout_rs=seq_mean_k1", 'rollout_rs_threshold="0.5_4.0"'],
+            "geometric_mask,correction.low=0.25,correction.high=2",
+        ),
+    ],
+)
+def test_the_hosts_rollout_correction_is_on_the_card(words, spec):
+    """rollout_rs bounds -log w: 0.5 to 4 keeps weights from 1/4 to 1/0.5."""
+    found = card_of(*whole("rloo"), *(f"algorithm.rollout_correction.{word}" for word in words))
+    assert found.variant.correction == gv.get(f"rloo,correction={spec}").correction
+
+
+def test_what_the_card_cannot_describe_it_says():
+    found = card_of(f"{ESTIMATOR}=grpo_passk", f"{LOSS}=gv_gspo", "algorithm.rollout_correction.bypass_mode=True")
+    assert found.notes == (
+        "Advantages are verl's own grpo_passk, which this card does not describe.",
+        "Bypass mode: the old log-probabilities are the rollout engine's.",
+    )
+
+
+def test_the_callback_writes_beside_checkpoints_and_into_each(tmp_path):
+    config = composed(*whole("rloo"), f"trainer.default_local_dir={tmp_path}/out")
+    callback = VariantCallback(config=config)
+    assert json.loads((tmp_path / "out" / card.FILE_NAME).read_text())["spec"] == "rloo"
+    callback.on_save(trainer=None, global_step=3, checkpoint_dir=f"{tmp_path}/out/global_step_3", async_save=False)
+    assert card.read_card(tmp_path / "out" / "global_step_3")["hash"] == card.read_card(tmp_path / "out")["hash"]
+
+
+def test_the_legacy_trainer_has_no_callback_so_the_driver_writes(tmp_path):
+    validated(f"{ESTIMATOR}=gv_rloo", "trainer.use_v1=False", f"trainer.default_local_dir={tmp_path}/out")
+    assert card.read_card(tmp_path / "out")["values"]["baseline"]["value"] == "leave_one_out"
+
+
+def test_the_run_starts_by_showing_its_card(capsys):
+    validated(f"{ESTIMATOR}=gv_rloo", f"{LOSS}=gv_rloo")
+    assert "variant rloo  (objective hash" in capsys.readouterr().out

@@ -1,0 +1,76 @@
+"""verl's own FSDP2 engine on the CPU: gradients equal the core's, parameters move, two ranks equal one."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import verl_cpu
+from torch.testing import assert_close
+from verl_cpu import VARIANTS, tiny
+
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def run(model, out, lora_rank, launcher=(), **extra):
+    command = [sys.executable, "-W", "ignore", *launcher, "-m", "verl_cpu.train", model, str(out), str(lora_rank)]
+    done = subprocess.run(command, env=verl_cpu.environment(**extra), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(out, weights_only=False)
+
+
+@pytest.fixture(scope="module", params=[0, 4], ids=["full", "lora"])
+def results(request, model, tmp_path_factory, free_port):
+    out = tmp_path_factory.mktemp("engine") / f"{request.param}.pt"
+    return run(model, out, request.param, **ALONE, MASTER_PORT=str(free_port()))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_equal_the_cores(results, name):
+    """One mini-batch of eight responses in four micro-batches, off policy, with holes in the mask and the KL term."""
+    engine, core = results[name]["engine"], results[name]["core"]
+    assert engine["gradients"].keys() == core["gradients"].keys()
+    assert engine["loss"] == pytest.approx(core["loss"], rel=1e-5, abs=1e-6)
+    for key, gradient in engine["gradients"].items():
+        assert_close(gradient, core["gradients"][key], rtol=2e-4, atol=2e-6)
+    assert max(g.abs().max() for g in engine["gradients"].values()) > 1e-3
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_trained_parameter_moves(results, name):
+    """AdamW's first step moves a weight that has a gradient by about the learning rate, 1e-3."""
+    engine = results[name]["engine"]
+    with_gradient = {key for key, gradient in engine["gradients"].items() if gradient.abs().max() > 1e-6}
+    assert len(with_gradient) > 0.9 * len(engine["moved"])
+    assert all(5e-4 < engine["moved"][key] < 2e-3 for key in with_gradient)
+
+
+def test_something_is_clipped(results):
+    """The comparison covers the clip: with old log-probabilities off by 0.3 a part of the tokens is outside."""
+    assert 0.05 < results["dapo"]["core"]["clipped"] < 0.5
+
+
+@pytest.mark.parametrize("metric", ["actor/pg_clipfrac", "actor/ppo_kl"])
+def test_the_hosts_metrics_are_there(results, metric):
+    assert results["dapo"]["engine"]["metrics"][metric] != 0
+
+
+def test_two_ranks_equal_one(model, tmp_path, free_port):
+    """Half of the responses on each rank; verl averages gradients over ranks, the loss multiplies by dp_size."""
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    results = run(model, tmp_path / "two.pt", 0, launcher=torchrun)
+    for name in VARIANTS:
+        engine, core = results[name]["engine"], results[name]["core"]
+        assert engine["loss"] == pytest.approx(core["loss"], rel=1e-5, abs=1e-6)
+        for key, gradient in engine["gradients"].items():
+            assert_close(gradient, core["gradients"][key], rtol=2e-4, atol=2e-6)
