@@ -16,7 +16,14 @@ from matplotlib.figure import Figure
 from peft import LoraConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PrinterCallback, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PrinterCallback,
+    TrainerCallback,
+    set_seed,
+)
 
 from grpo_variants.card import FILE_NAME
 
@@ -171,6 +178,7 @@ def run(
     console: Console,
 ) -> Result:
     """Measure, train, measure again, and write adapter, card and curve into the output folder."""
+    set_seed(settings.seed)  # the trainer sets it only after the adapter has drawn its first weights
     model, tokenizer = loaded
     recorder = Recorder(reward, end_tokens(model, tokenizer))
     training, held_out = (as_chat(part, tokenizer) for part in rows)

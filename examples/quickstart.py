@@ -136,13 +136,12 @@ def checked_config(settings: Settings) -> object:
 
 def load_rows(source: str, held_out: int, seed: int) -> tuple[Dataset, Dataset]:
     """Rows to train on, and held-out rows."""
-    from datasets import Dataset, load_dataset
+    from datasets import Dataset
 
     if source == one_word.NAME:
         train, test = one_word.splits()
         return Dataset.from_list(train), Dataset.from_list(test)
-    kind = FILES.get(Path(source).suffix)
-    rows = load_dataset(kind, data_files=source, split="train") if kind else load_dataset(source, split="train")
+    rows = fetched_rows(source)
     if "prompt" not in rows.column_names:
         found = ", ".join(rows.column_names)
         raise typer.BadParameter(f"{source} has no column 'prompt'; it has {found}.", param_hint="--dataset")
@@ -154,19 +153,36 @@ def load_rows(source: str, held_out: int, seed: int) -> tuple[Dataset, Dataset]:
     return parts["train"], parts["test"]
 
 
+def fetched_rows(source: str) -> Dataset:
+    """The training split of a file or of a dataset on the hub."""
+    from datasets import load_dataset
+
+    kind = FILES.get(Path(source).suffix)
+    try:
+        return load_dataset(kind, data_files=source, split="train") if kind else load_dataset(source, split="train")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{source} cannot be loaded: {error}", param_hint="--dataset") from error
+
+
 def loaded_model(name: str) -> tuple[object, object]:
     """Model and tokenizer; the default one is downloaded and converted the first time."""
     import lora_run
 
-    if name != smollm2.NAME:
+    try:
+        source = str(kept_smollm2()) if name == smollm2.NAME else name
         with console.status(f"Loading {name}"):
-            return lora_run.load(name)
+            return lora_run.load(source)
+    except (OSError, RuntimeError) as error:
+        raise typer.BadParameter(f"{name} cannot be loaded: {error}", param_hint="--model") from error
+
+
+def kept_smollm2() -> Path:
     folder = smollm2.folder()
     if not folder.exists():
-        with console.status(f"Downloading and converting {name} (about half a minute, the first time only)"):
+        with console.status(f"Downloading and converting {smollm2.NAME}: half a minute, the first time only"):
             smollm2.make(folder)
-        console.print(f"Kept {name} for the next run in {folder}")
-    return lora_run.load(str(folder))
+        console.print(f"{smollm2.NAME} is kept for the next run in {folder}", soft_wrap=True)
+    return folder
 
 
 def announce(variant: gv.Variant, settings: Settings) -> None:

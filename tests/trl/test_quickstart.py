@@ -34,8 +34,9 @@ WORDS = ["<end>", "name", "a", "color", "fruit", "red", "blue", "apple"]
         ("Blue.", 1.0),
         (" red!\n", 1.0),
         ("USA", 1.0),
-        ("Awful", 0.2),
-        ("skyish.", 0.2),
+        ("blues", 1.0),
+        ("Awful", 0.4),
+        ("skyish.", 0.4),
         ("BLUE", 0.0),
         ("bLue", 0.0),
         ("light blue", 0.0),
@@ -62,8 +63,8 @@ def test_reward_of_a_batch():
     texts = ["blue", "awful", "blue"]
     messages = [[{"role": "assistant", "content": text}] for text in texts]
     ended, answers = [True, True, False], [["blue"], ["red"], ["blue"]]
-    assert one_word.reward(texts, ended, answers) == [1.0, 0.2, 0.0]
-    assert one_word.reward(messages, ended, answers, prompts=["p"] * 3, trainer_state=None) == [1.0, 0.2, 0.0]
+    assert one_word.reward(texts, ended, answers) == [1.0, 0.4, 0.0]
+    assert one_word.reward(messages, ended, answers, prompts=["p"] * 3, trainer_state=None) == [1.0, 0.4, 0.0]
     assert one_word.reward(texts, ended) == [1.0, 1.0, 0.0]
 
 
