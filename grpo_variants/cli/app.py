@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from grpo_variants.cli.doctor import doctor
 from grpo_variants.cli.show import list_variants, show
 from grpo_variants.cli.translate import translate
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command("list")(list_variants)
 app.command("show")(show)
 app.command("translate")(translate)
+app.command("doctor")(doctor)
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

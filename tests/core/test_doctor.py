@@ -1,0 +1,143 @@
+"""The doctor's verdict on what a child interpreter found, and on this environment."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import grpo_variants as gv
+from grpo_variants.cli import doctor as module
+
+ALL = [f"gv_{name}" for name in gv.names()]
+HEALTHY = {
+    "error": None,
+    "algorithms": None,
+    "estimators": ALL,
+    "losses": ALL,
+    "queue": None,
+    "engine": None,
+    "beside_trl": None,
+    "adapter": None,
+}
+
+
+@pytest.fixture
+def examine(monkeypatch):
+    """Run the doctor in an environment of one's choice: versions and facts of each host."""
+
+    def run(versions, facts):
+        monkeypatch.setattr(module, "installed", versions.get)
+        monkeypatch.setattr(module, "probe", facts.get)
+        app = typer.Typer()
+        app.command()(module.doctor)
+        result = CliRunner().invoke(app)
+        return result.exit_code, result.output
+
+    return run
+
+
+TRL, VERL = {"trl": "1.16.2"}, {"verl": "0.9.1"}
+
+
+def test_neither_host_is_an_environment_for_the_core(examine):
+    status, text = examine({}, {})
+    assert status == 0
+    assert "trl: not installed (pip install 'grpo-variants[trl]')" in text
+    assert "verl: not installed (pip install 'grpo-variants[verl]')" in text
+
+
+def test_trl_alone(examine):
+    status, text = examine(TRL, {"trl": {"error": None, "adapter": None}})
+    assert status == 0
+    assert "ok      trl 1.16.2" in text
+    assert "VariantGRPOTrainer takes every variant" in text
+
+
+def test_verl_alone(examine):
+    status, text = examine(VERL, {"verl": HEALTHY})
+    assert status == 0
+    assert f"verl: {len(ALL)} estimators and {len(ALL)} losses gv_<name>" in text
+
+
+def test_both_in_one_environment(examine):
+    verl = {**HEALTHY, "beside_trl": "it looks for trl.AutoModelForCausalLMWithValueHead"}
+    status, text = examine(TRL | VERL, {"trl": {"error": None, "adapter": None}, "verl": verl})
+    assert status == 1
+    assert "no model beside this TRL: it looks for trl.AutoModelForCausalLMWithValueHead. Give TRL and verl" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "environment", "reason"),
+    [
+        (
+            {"adapter": "ImportError: no module mine"},
+            {},
+            "verl does not know the variants: ImportError: no module mine",
+        ),
+        ({}, {module.POLICY: "none"}, "VERL_USE_EXTERNAL_PLUGINS=none switches plugins off; unset it"),
+        ({}, {module.POLICY: "other"}, "VERL_USE_EXTERNAL_PLUGINS=other leaves out grpo_variants; add it"),
+        ({}, {}, "registered nothing"),
+    ],
+)
+def test_why_verl_does_not_know_the_variants(examine, monkeypatch, change, environment, reason):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    status, text = examine(VERL, {"verl": {**HEALTHY, "estimators": [], "losses": [], **change}})
+    assert status == 1
+    assert reason in text
+
+
+def test_no_entry_point(examine, monkeypatch):
+    monkeypatch.setattr(module, "entry_points", lambda group: [])
+    status, text = examine(VERL, {"verl": {**HEALTHY, "losses": []}})
+    assert status == 1
+    assert "no entry point verl.plugins: the package is on the path but not installed" in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"error": "ModuleNotFoundError: ray"}, "verl does not import: ModuleNotFoundError: ray"),
+        ({**HEALTHY, "algorithms": "ImportError: x"}, "verl does not import: ImportError: x"),
+        ({**HEALTHY, "engine": "ImportError: w"}, "verl: its FSDP engine does not import: ImportError: w"),
+        ({**HEALTHY, "queue": "ModuleNotFoundError: transfer_queue"}, "its default trainer needs TransferQueue"),
+        ({**HEALTHY, "estimators": ALL[1:]}, f"not registered: {ALL[0]}"),
+    ],
+)
+def test_what_verl_lacks(examine, facts, text):
+    status, found = examine(VERL, {"verl": facts})
+    assert status == 1
+    assert text in found
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"error": "ImportError: y"}, "trl does not import: ImportError: y"),
+        ({"error": None, "adapter": "ImportError: z"}, "the variant trainer does not import: ImportError: z"),
+    ],
+)
+def test_what_trl_lacks(examine, facts, text):
+    status, found = examine(TRL, {"trl": facts})
+    assert status == 1
+    assert text in found
+
+
+def test_an_untested_version_is_noted(examine):
+    status, text = examine({"trl": "1.17.0"}, {"trl": {"error": None, "adapter": None}})
+    assert status == 0
+    assert "trl 1.17.0 was not tested; the adapter is tested with 1.16" in text
+
+
+@pytest.mark.slow
+def test_this_environment():
+    """A real child interpreter imports what is installed here."""
+    host = next((host for host in module.TESTED if module.installed(host)), None)
+    if host is None:
+        pytest.skip("neither TRL nor verl is installed")
+    facts = module.probe(host)
+    assert (facts["error"], facts["adapter"]) == (None, None)
+
+
+def test_a_child_that_dies_is_reported(monkeypatch):
+    monkeypatch.setattr(module, "_PROBE", "import sys; sys.exit('no such library')")
+    assert module.probe("verl") == {"error": "no such library"}
