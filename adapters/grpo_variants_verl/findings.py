@@ -47,10 +47,11 @@ def rollout_reports(variant: Variant, get: words.Get) -> Iterator[str]:
     if isinstance(variant.filter, ZeroVariance) and not get(f"{words.FILTER}.enable"):
         mend = words.shell(words.filter_settings(variant))
         yield f"{variant.name} draws new groups for those without signal, but verl's filter is off. Mend: {mend}"
-    if isinstance(variant.overlong, Penalty) and words.read_overlong(get) != replace(variant.overlong):
+    has = words.read_overlong(get)
+    if isinstance(variant.overlong, Penalty) and has != variant.overlong:
         mend = words.shell(words.overlong_settings(variant))
         yield f"{variant.name} punishes overlong responses, but verl's reward manager does not. Mend: {mend}"
-    if isinstance(variant.overlong, Mask):
+    if isinstance(variant.overlong, Mask) and not isinstance(has, Penalty):
         buffer = max(1, int(get(words.MAX_LENGTH) or 0) // _BUFFER_SHARE)
         punished = replace(variant, overlong=Penalty(buffer=buffer))
         yield (

@@ -1,0 +1,179 @@
+"""`grpo-variants translate`: the printed settings, quoted for a shell; the YAML comes back as the same variant."""
+
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+import grpo_variants as gv
+from grpo_variants import verl_words as words
+from grpo_variants.cli.translate import run_settings, translate, trl_lines, verl_lines
+from grpo_variants.surrogate import Reinforce, Term
+from grpo_variants.verl_limits import homogeneous
+
+SPECS = [
+    *gv.names(),
+    "grpo,scale=none,baseline=leave_one_out",
+    "dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01",
+    "dapo,aggregation=prompt_mean",
+    "grpo,kl=abs,kl.beta=0.1,kl.gradient=k2",
+    "grpo,conventions=verl,surrogate.low=0.1",
+    "rloo,correction=token_truncate+geometric_mask,correction.cap=3,correction.low=0.9,correction.high=1.1",
+    "dr_grpo,aggregation.length=512",
+    "grpo,overlong=penalty,overlong.buffer=128",
+]
+
+
+def command(spec, host):
+    app = typer.Typer()
+    app.command()(translate)
+    return CliRunner().invoke(app, [spec, "--to", host])
+
+
+def settings(spec):
+    return run_settings(gv.get(spec))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_yaml_for_trl_says_the_same_variant(spec):
+    loaded = yaml.safe_load("\n".join(trl_lines(gv.get(spec))))
+    assert gv.get(loaded["loss_type"].removeprefix("gv_")) == gv.get(spec)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell")
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_shell_hands_the_overrides_on_as_they_are(spec):
+    lines = [line for line in verl_lines(gv.get(spec)) if not line.startswith("# ")]
+    script = "printf '%s\\n' \\\n" + "\n".join(lines)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == words.overrides(settings(spec))
+
+
+def test_grpo_in_full():
+    """Every setting of verl that the variant grpo speaks about, and no other."""
+    assert words.overrides(settings("grpo")) == [
+        "algorithm.adv_estimator=gv_grpo",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gv_grpo",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.kl_loss_type=k3",
+        "actor_rollout_ref.actor.kl_loss_coef=0.04",
+        "algorithm.use_kl_in_reward=False",
+        "actor_rollout_ref.actor.clip_ratio_low=0.2",
+        "actor_rollout_ref.actor.clip_ratio_high=0.2",
+        "algorithm.filter_groups.enable=False",
+    ]
+
+
+LINES = {
+    "grpo,scale=none": '+algorithm.grpo_variants.options="scale=none"',
+    "dapo,surrogate.high=0.3": '+actor_rollout_ref.actor.policy_loss.options="surrogate.high=0.3"',
+    "dapo": "actor_rollout_ref.actor.clip_ratio_high=0.28",
+    "gspo": "actor_rollout_ref.actor.clip_ratio_low=0.0003",
+    "rloo": "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+    "dr_grpo": "actor_rollout_ref.actor.loss_scale_factor=${data.max_response_length}",
+    "dr_grpo,aggregation.length=512": "actor_rollout_ref.actor.loss_scale_factor=512",
+    "grpo,kl.gradient=k2": 'actor_rollout_ref.actor.kl_loss_type="k3+"',
+    "reinforce_pp": "algorithm.kl_ctrl.kl_coef=0.01",
+    "grpo_process": "+algorithm.grpo_variants.step_rewards=nonzero",
+    "remax": "algorithm.adv_estimator=remax",
+    "dapo,aggregation=prompt_mean": '+algorithm.grpo_variants.options="aggregation=prompt_mean"',
+    "dapo,filter.metric=acc": "algorithm.filter_groups.metric=acc",
+    "dapo,overlong=penalty,overlong.buffer=128,overlong.factor=0.5": (
+        "+reward.reward_kwargs.overlong_buffer_cfg.penalty_factor=0.5"
+    ),
+    "rloo,correction=token_mask,correction.low=0.5,correction.high=5": (
+        'algorithm.rollout_correction.rollout_is_threshold="0.5_5.0"'
+    ),
+    "rloo,correction=sequence_mask,correction.low=none,correction.high=3": (
+        'algorithm.rollout_correction.rollout_is_threshold="1e-09_3.0"'
+    ),
+    "rloo,correction=geometric_mask,correction.low=0.5,correction.high=2": (
+        'algorithm.rollout_correction.rollout_rs_threshold="0.5_2.0"'
+    ),
+    "grpo,ratio.anchor=rollout": "algorithm.rollout_correction.bypass_mode=True",
+}
+
+
+@pytest.mark.parametrize("spec", LINES)
+def test_the_line_for_an_option(spec):
+    assert LINES[spec] in words.overrides(settings(spec))
+
+
+def test_remax_takes_verls_own_estimator_on_the_trainer_that_has_it():
+    lines = words.overrides(settings("remax"))
+    assert lines[:3] == [
+        "algorithm.adv_estimator=remax",
+        "trainer.use_v1=False",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gv_remax",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("grpo,tokens=top_entropy", "tokens=top_entropy needs entropy="),
+        ("grpo,aggregation.empty_rows=exclude", "Set aggregation.empty_rows=count"),
+        ("grpo,kl.weighted=ratio", "Set kl.weighted=none"),
+        ("rloo,correction=geometric_truncate", "verl has no such rollout correction"),
+        ("rloo,correction=token_truncate,correction.floor=0.5", "verl truncates from above only"),
+        ("rloo,correction=token_truncate+sequence_truncate", "one rollout weight and one rejection at a time"),
+        ("remax,scale=batch_std", "verl draws greedy responses for its own estimator only"),
+    ],
+)
+def test_what_verl_cannot_is_refused_with_the_reason(spec, reason):
+    with pytest.raises(ValueError, match=reason):
+        settings(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "note"),
+    [
+        ("dapo", "# verl does not mask truncated responses"),
+        ("dapo", "# verl's V1 trainer refills without a limit"),
+        ("grpo", "# verl clamps each token's k3 at 10."),
+        ("dapo,aggregation=prompt_mean", "# prompt_mean is exact where ppo_mini_batch_size equals train_batch_size"),
+        ("rloo,correction=geometric_mask,correction.low=0.5,correction.high=2", "# verl's rejection also takes"),
+    ],
+)
+def test_what_verl_does_otherwise_is_noted(spec, note):
+    assert any(line.startswith(note) for line in verl_lines(gv.get(spec)))
+
+
+def test_a_weight_moves_into_the_advantages_of_a_homogeneous_surrogate():
+    """PPO's clip, with dual clip or without, and the score function scale with A."""
+    for spec in ("dapo", "dapo,surrogate.dual=3", "gspo", "rloo"):
+        assert homogeneous(gv.get(spec))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squared(Reinforce):
+    """A surrogate that does not scale with A."""
+
+    def __call__(self, log_ratio, x, counts):
+        return Term(-x.advantages.square() * x.logp)
+
+
+def test_another_surrogate_keeps_its_weights():
+    squared = replace(gv.get("rloo,aggregation=prompt_mean"), surrogate=Squared())
+    assert not homogeneous(squared)
+    with pytest.raises(ValueError, match="and its surrogate does not scale with A"):
+        run_settings(squared)
+
+
+@pytest.mark.parametrize("host", ["trl", "verl"])
+def test_the_command_takes_a_name_with_its_prefix_too(host):
+    plain, prefixed = command("rloo", host), command("gv_rloo", host)
+    assert plain.exit_code == 0
+    assert plain.output == prefixed.output
+    assert "gv_rloo" in plain.output
+
+
+def test_an_unknown_host_is_an_error():
+    result = command("rloo", "openrlhf")
+    assert isinstance(result.exception, ValueError)
+    assert "--to='openrlhf' is unknown; allowed: trl, verl" in str(result.exception)
