@@ -1,8 +1,10 @@
 """Policy losses: verl's own under conventions=verl in value, gradient and metrics; counts of the whole step."""
 
+import logging
+
 import pytest
 import torch
-from grpo_variants_verl import VariantPolicyLossConfig, native
+from grpo_variants_verl import VariantPolicyLossConfig, native, workers
 from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
@@ -263,3 +265,34 @@ def test_half_precision_log_probabilities_are_upcast():
 def test_a_policy_loss_without_config_says_what_it_needs():
     with pytest.raises(ValueError, match=r"gv_grpo reads its options from verl's actor config"):
         core_algos.get_policy_loss_fn("gv_grpo")(**batch())
+
+
+@pytest.fixture
+def reports(monkeypatch, caplog):
+    """What this process reports, as a process in which no gv_ loss has run yet."""
+    monkeypatch.setattr(workers, "_met", set())
+    monkeypatch.delenv(workers.DRIVER_VARIABLE, raising=False)
+    caplog.set_level(logging.WARNING, logger="grpo_variants_verl")
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "grpo_variants_verl"]
+
+
+def test_a_process_without_a_driver_reports_once(reports):
+    """Whoever calls verl's losses from a program of their own has nobody that checked the configuration."""
+    for _ in range(3):
+        run(actor("gv_gspo"), batch())
+    assert len(reports()) == 1
+    assert "Mend: actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in reports()[0]
+    run(actor("gv_gspo", "surrogate.low=0.001"), batch())
+    assert len(reports()) == 2
+
+
+def test_a_worker_whose_driver_has_reported_says_nothing(reports, monkeypatch):
+    monkeypatch.setenv(workers.DRIVER_VARIABLE, gv.__version__)
+    run(actor("gv_gspo"), batch())
+    assert reports() == []
+
+
+def test_a_worker_with_another_version_than_the_driver_does_not_train(reports, monkeypatch):
+    monkeypatch.setenv(workers.DRIVER_VARIABLE, "0.0.1")
+    with pytest.raises(RuntimeError, match=r"gv_gspo: the driver has grpo-variants 0.0.1, this worker has 0"):
+        run(actor("gv_gspo"), batch())
