@@ -132,5 +132,4 @@ def _penalty(samples: Samples, kl: KL) -> Tensor:
     mask = samples.need("mask", wanted_by)
     old, ref = samples.need("old_logp", wanted_by), samples.need("ref_logp", wanted_by)
     dtype = samples.rewards.dtype
-    old, ref = select(mask, old.to(dtype)), select(mask, ref.to(dtype))
-    return select(mask, kl.penalty(old, ref))
+    return kl.penalty(select(mask, old.to(dtype)), select(mask, ref.to(dtype)))

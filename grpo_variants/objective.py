@@ -176,7 +176,7 @@ def _metrics(x: Tokens, counts: Counts, parts: _Parts) -> dict[str, Tensor]:
         "correction/mean": share(parts.correction),
         "correction/zero": share(None if parts.correction is None else parts.correction == 0),
     }
-    return {name: value.detach() for name, value in named.items() if value is not None}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _share(value: Tensor, mask: Tensor, counts: Counts) -> Tensor:
@@ -194,5 +194,5 @@ def _extrema(mask: Tensor, parts: _Parts) -> dict[str, Tensor]:
     for name, value in named.items():
         if value is not None:
             low, high = low_and_high(value, mask)
-            found |= {f"{name}/min": low.detach(), f"{name}/max": high.detach()}
+            found |= {f"{name}/min": low, f"{name}/max": high}
     return found
