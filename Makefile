@@ -16,9 +16,8 @@ PIP := bin/python -m pip install -qq --no-compile --disable-pip-version-check
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Passive: with other work on the machine, threads that spin while they wait make a step several times slower.
 quickstart: $(TRL)/.installed ## Train a small model with LoRA, no GPU needed; options in ARGS="--variant rloo --seed 1"
-	OMP_WAIT_POLICY=PASSIVE $(TRL)/bin/python examples/quickstart.py $(ARGS)
+	$(TRL)/bin/python examples/quickstart.py $(ARGS)
 
 test: environments lint ## Everything: format, lint, types, all tests in both environments
 	@status=0; \

@@ -25,12 +25,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import grpo_variants as gv
-from grpo_variants.shaping import Mask
-
 if TYPE_CHECKING:
     from datasets import Dataset
     from lora_run import Result, Reward, Settings
+
+    from grpo_variants import Variant
 
 FILES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 console = Console(highlight=False)
@@ -62,11 +61,11 @@ def main(
     column of the dataset arrives by its name, and 'ended' says which answers were not cut at --max-tokens.
     one_word.reward gives 1 for one written word; with a column 'answers', only if the word is among them.
     """
+    set_environment(downloads=model != smollm2.NAME or dataset != one_word.NAME)
     chosen = checked_variant(variant)
     scorer = checked_reward(reward)
     check_source("--model", model, folder=True)
     check_source("--dataset", dataset, folder=False)
-    quieten(downloads=model != smollm2.NAME or dataset != one_word.NAME)
     with console.status("Loading PyTorch, transformers and TRL"):
         import lora_run
     settings = lora_run.Settings(
@@ -85,11 +84,27 @@ def main(
     rows = load_rows(dataset, held_out, seed)
     announce(chosen, settings)
     result = lora_run.run(settings, config, loaded_model(model), rows, scorer, console)
-    report(result)
+    report(result, chosen)
 
 
-def checked_variant(text: str) -> gv.Variant:
+def set_environment(downloads: bool) -> None:
+    """What must be set before torch is imported: no output but the run's own, and threads that wait without spinning.
+
+    Where other work shares the cores, spinning makes a step several times slower. Progress bars stay where something
+    large may be fetched.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not downloads:
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def checked_variant(text: str) -> Variant:
     """The variant of a spec string, with or without the prefix that it has in TRL and verl."""
+    import grpo_variants as gv
+
     try:
         return gv.get(text.removeprefix("gv_"))
     except ValueError as error:
@@ -116,15 +131,6 @@ def check_source(flag: str, name: str, *, folder: bool) -> None:
         raise typer.BadParameter(f"{name} does not exist.", param_hint=flag)
     if path.exists() and path.is_dir() != folder:
         raise typer.BadParameter(f"{name} is {'not ' if folder else ''}a folder.", param_hint=flag)
-
-
-def quieten(downloads: bool) -> None:
-    """Leave the screen to the run's own display, and to progress bars only where something large is fetched."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not downloads:
-        os.environ.setdefault("TQDM_DISABLE", "1")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
 def checked_config(settings: Settings) -> object:
@@ -185,7 +191,9 @@ def kept_smollm2() -> Path:
     return folder
 
 
-def announce(variant: gv.Variant, settings: Settings) -> None:
+def announce(variant: Variant, settings: Settings) -> None:
+    from grpo_variants.shaping import Mask
+
     console.print(
         f"{settings.steps} steps with {escape(str(variant))}: {settings.batch} answers each, "
         f"{settings.generations} to a prompt, at most {settings.max_tokens} tokens"
@@ -197,28 +205,25 @@ def announce(variant: gv.Variant, settings: Settings) -> None:
         )
 
 
-def report(result: Result) -> None:
-    """Print what changed and where everything is."""
-    table = Table("prompt", "before", "after", title="One answer to each held-out prompt", box=None, pad_edge=False)
-    table.title_justify = "left"
+def report(result: Result, variant: Variant) -> None:
+    """Print what changed, where everything is, and what to try next."""
+    table = Table(title="One answer to each held-out prompt", title_justify="left", box=None, pad_edge=False)
+    for column in ("prompt", "before", "after"):
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
     for prompt, answers in result.answers_before.items():
         shown = prompt, answers[0], result.answers_after[prompt][0]
-        table.add_row(*(shorten(text) for text in shown))
+        table.add_row(*(escape(" ".join(text.split())) for text in shown))
     console.print(table)
-    console.print(f"[bold]Reward on held-out prompts: {result.before:.2f} before, {result.after:.2f} after[/]\n")
+    console.print(f"\n[bold]Reward on held-out prompts: {result.before:.2f} before, {result.after:.2f} after[/]\n")
     for what, path in result.files.items():
         console.print(f"{what:<13}{path}", soft_wrap=True)
-    script = Path(sys.argv[0])
+    scripts = Path(sys.executable).parent
+    if scripts.is_relative_to(Path.cwd()):
+        scripts = scripts.relative_to(Path.cwd())
+    console.print(f"\nWhat {variant.name} is:            {scripts}/grpo-variants show {variant.name}", soft_wrap=True)
     console.print(
-        f"\nNext, another member of the family:\n  {sys.executable} {script} --variant rloo --output runs/rloo",
-        soft_wrap=True,
+        f"Another of the family: {scripts}/python {sys.argv[0]} --variant rloo --output runs/rloo", soft_wrap=True
     )
-
-
-def shorten(text: str, width: int = 40) -> str:
-    """A text on one line, cut where it is long."""
-    line = " ".join(text.split())
-    return escape(line if len(line) <= width else f"{line[: width - 3]}...")
 
 
 if __name__ == "__main__":
