@@ -33,7 +33,7 @@ def with_needs(axis, choice):
 # Both ways
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(random_variants)
 def test_a_spec_string_and_its_variant_are_the_same(variant):
     spec = str(variant)
@@ -45,7 +45,7 @@ def test_a_spec_string_and_its_variant_are_the_same(variant):
     assert resolved_values(again) == resolved_values(variant)
 
 
-@settings(max_examples=200)
+@settings(max_examples=150)
 @given(random_specs(), st.randoms(use_true_random=False))
 def test_the_order_of_options_does_not_matter(spec, random):
     variant = variant_or_none(spec)
@@ -54,7 +54,7 @@ def test_the_order_of_options_does_not_matter(spec, random):
     assert variant_or_none(",".join([name, *options])) == variant
 
 
-@settings(max_examples=200)
+@settings(max_examples=150)
 @given(random_specs())
 def test_what_a_spec_string_says_is_what_the_variant_has(spec):
     variant = variant_or_none(spec)
