@@ -5,8 +5,11 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
 
+SHELL := /bin/bash
+MAKEFLAGS += --jobs=2
 TRL := .venvs/trl
 VERL := .venvs/verl
+LOGS := build/tests
 # Without --no-compile pip compiles thousands of modules that are never imported: half of the time.
 PIP := bin/python -m pip install -qq --no-compile --disable-pip-version-check
 
@@ -20,16 +23,21 @@ quickstart: $(TRL)/.installed ## Train a small model with LoRA, no GPU needed; o
 	$(TRL)/bin/python examples/quickstart.py $(ARGS)
 
 test: environments lint ## Everything: format, lint, types, all tests in both environments
-	@status=0; \
-	$(TRL)/bin/python -m pytest tests --ignore=tests/verl || status=$$?; \
-	$(VERL)/bin/python -m pytest tests/verl || status=$$?; \
-	exit $$status
+	@$(call both,)
 
-test-slow: environments ## Only the tests that train a model
-	@status=0; \
-	$(TRL)/bin/python -m pytest tests --ignore=tests/verl -m slow || status=$$?; \
-	$(VERL)/bin/python -m pytest tests/verl -m slow || status=$$?; \
-	exit $$status
+test-slow: environments ## Only the tests that train a model or start processes
+	@$(call both,-m slow)
+
+# The two suites use one core each, so they run side by side: TRL's on the screen, verl's shown when it has ended. The
+# last two lines are pytest's own, one for each environment.
+define both
+mkdir -p $(LOGS); \
+$(VERL)/bin/python -m pytest tests/verl $(1) > $(LOGS)/verl.log 2>&1 & verl=$$!; trap "kill $$verl" INT TERM; \
+$(TRL)/bin/python -m pytest tests --ignore=tests/verl $(1) 2>&1 | tee $(LOGS)/trl.log; status=$${PIPESTATUS[0]}; \
+wait $$verl || status=$$?; \
+cat $(LOGS)/verl.log; tail -qn 1 $(LOGS)/trl.log $(LOGS)/verl.log; \
+exit $$status
+endef
 
 lint: $(TRL)/.installed-test ## Format, lint and type checks
 	$(TRL)/bin/ruff format --check .
