@@ -1,42 +1,36 @@
-"""`python -m verl.trainer.main_ppo` with Ray, LoRA and KL: two steps, one worker and two."""
-
-import shlex
+"""`python -m verl.trainer.main_ppo` by the example's script: Ray, LoRA and KL, two steps, one worker and two."""
 
 import pytest
-from verl_cpu import tiny
-from verl_cpu.run import main_ppo, metrics
+from grpo_variants_verl.run import read_run, refusals, reports
+from verl_configs import from_command_line
+from verl_cpu.run import metrics, script
 
-import grpo_variants as gv
 from grpo_variants import card
-from grpo_variants.cli.translate import verl_lines
-
-pytestmark = pytest.mark.slow
 
 SPEC = "rloo,kl=k2,kl.beta=0.05"
-LORA = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora_alpha=8"]
-RUNS = {1: ["trainer.save_freq=2"], 2: []}
-
-
-def words(spec):
-    """The overrides that `grpo-variants translate` prints, as a shell hands them on."""
-    return shlex.split("\n".join(verl_lines(gv.get(spec))).replace("\\\n", " "), comments=True)
+WORKERS = (1, 2)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("verl"))
+    return tmp_path_factory.mktemp("verl")
 
 
 @pytest.fixture(scope="module")
 def logs(folder):
     """Output of a run on one worker and of a run on two, which draw the same responses in their first step."""
-    finished = {n: main_ppo(folder, folder / f"out{n}", [*LORA, *more, *words(SPEC)], n) for n, more in RUNS.items()}
-    for done in finished.values():
-        assert done.returncode == 0, done.stdout[-4000:]
-    return {workers: done.stdout for workers, done in finished.items()}
+    return {workers: trained(folder, workers) for workers in WORKERS}
 
 
-@pytest.mark.parametrize("workers", RUNS)
+def trained(folder, workers):
+    places = {"DATA": str(folder / "data"), "OUT": str(folder / f"out{workers}"), "GPUS": str(workers)}
+    done = script("--cpu-smoke", SPEC, "trainer.save_freq=2", **places)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", WORKERS)
 def test_it_trains(logs, workers):
     """Advantages, loss and gradient are not 0, and the KL to the base model grows from the second step on."""
     first, second = metrics(logs[workers])
@@ -50,39 +44,63 @@ def test_it_trains(logs, workers):
     assert second["actor/kl_coef"] == 0.05
 
 
-@pytest.mark.parametrize("workers", RUNS)
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", WORKERS)
 def test_leave_one_out_advantages_average_to_nothing(logs, workers):
     """Each group's advantages add up to 0; the logged mean is over tokens, and lengths differ a little."""
     for step in metrics(logs[workers]):
         assert abs(step["critic/advantages/mean"]) < 0.1 * step["critic/advantages/max"]
 
 
+@pytest.mark.slow
 def test_two_workers_have_the_loss_of_one(logs):
     """The same responses in the first step, split over two ranks whose gradients verl averages."""
-    one, two = (metrics(logs[workers])[0] for workers in (1, 2))
+    one, two = (metrics(logs[workers])[0] for workers in WORKERS)
     for key in ("actor/pg_loss", "critic/score/mean", "critic/advantages/max", "critic/advantages/min"):
         assert two[key] == pytest.approx(one[key], rel=1e-5)
     assert one["critic/score/max"] > one["critic/score/min"]
 
 
-@pytest.mark.parametrize("workers", RUNS)
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", WORKERS)
 def test_the_run_shows_its_variant_and_reports_nothing_for_what_translate_printed(logs, workers):
     assert f"variant {SPEC}" in logs[workers]
     assert "Mend:" not in logs[workers]
 
 
-def test_the_card_lies_beside_the_checkpoints_and_in_each(logs, folder):
-    beside, inside = card.read_card(folder / "out1"), card.read_card(folder / "out1" / "global_step_2")
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_card_lies_beside_the_checkpoints_and_in_each(logs, folder, workers):
+    out = folder / f"out{workers}"
+    beside, inside = card.read_card(out), card.read_card(out / "global_step_2")
     assert beside == inside
     assert beside["spec"].startswith(SPEC)
     assert beside["host"] == "verl"
     assert "verl" in beside["versions"]
 
 
+@pytest.mark.slow
 def test_a_typo_costs_seconds(folder):
     """Refused before Ray starts: no worker has said a word."""
-    done = main_ppo(folder, folder / "none", ["algorithm.adv_estimator=gv_rlo"], timeout=120)
+    done = script("--cpu-smoke", SPEC, "algorithm.adv_estimator=gv_rlo", DATA=str(folder / "data"))
     assert done.returncode == 1
     assert "adv_estimator='gv_rlo' is unknown" in done.stdout
     assert "Did you mean 'gv_rloo'?" in done.stdout
     assert "pid=" not in done.stdout
+
+
+@pytest.mark.parametrize("spec", ["dapo,kl=k3,kl.beta=0.001,overlong=penalty,overlong.buffer=128", "dr_grpo"])
+def test_the_configuration_for_a_gpu_is_one_that_verl_takes(spec):
+    """The same script without --cpu-smoke: composed by Hydra, nothing refused, nothing left to report."""
+    printed = script("--print", spec, DATA="/data", OUT="/out")
+    assert printed.returncode == 0, printed.stdout
+    overrides = [line for line in printed.stdout.splitlines() if "=" in line]
+    run = read_run(from_command_line(*overrides))
+    assert list(refusals(run)) == []
+    assert [report for report in reports(run) if not report.startswith("clip_ratio_c")] == []
+    assert run.get("actor_rollout_ref.model.lora_rank") == 32
+
+
+def test_the_script_says_what_it_needs():
+    assert "give a variant" in script().stdout
+    assert script("--gpu", "rloo").returncode == 2

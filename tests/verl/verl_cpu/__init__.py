@@ -11,23 +11,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # One a family: score function, token clip with KL, token mean, constant, both sequence ratios, whitening with k2.
 VARIANTS = ("rloo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "reinforce_pp_baseline")
+SETTINGS = {
+    "VERL_USE_EXTERNAL_MODULES": "verl_cpu.plugin",
+    "VERL_PLATFORM": "cpu",
+    "VERL_ENGINE_DEVICE": "cuda",  # the FSDP engines are registered for cuda and run on any device
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "TORCH_COMPILE_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "ignore",
+}
 
 
 def environment(**extra):
     """Environment of a process that runs verl on the CPU."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {
-        **os.environ,
-        "PYTHONPATH": path,
-        "VERL_USE_EXTERNAL_MODULES": "verl_cpu.plugin",
-        "VERL_PLATFORM": "cpu",
-        "VERL_ENGINE_DEVICE": "cuda",  # the FSDP engines are registered for cuda and run on any device
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "TORCH_COMPILE_DISABLE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        **extra,
-    }
+    return {**os.environ, "PYTHONPATH": path, **SETTINGS, **extra}

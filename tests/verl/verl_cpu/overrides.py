@@ -1,5 +1,9 @@
-"""The overrides that make `verl.trainer.main_ppo` a run of seconds on the CPU, as Hydra takes them."""
+"""The overrides that make `verl.trainer.main_ppo` a run of seconds on the CPU, as Hydra takes them.
 
+`python -m verl_cpu.overrides DATA OUTPUT WORKERS` prints them, one a line.
+"""
+
+import sys
 from pathlib import Path
 
 
@@ -56,3 +60,7 @@ def small_run(data, output, workers=1, steps=2):
         **precision,
     }
     return [f"{key}={value}" for key, value in values.items()]
+
+
+if __name__ == "__main__":
+    print("\n".join(small_run(sys.argv[1], sys.argv[2], int(sys.argv[3]))))

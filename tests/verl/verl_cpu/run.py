@@ -1,25 +1,23 @@
-"""Run `verl.trainer.main_ppo` on the CPU, and read what it logged."""
+"""Run `verl.trainer.main_ppo` on the CPU by the example's script, and read what it logged."""
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-import verl_cpu
-from verl_cpu.overrides import small_run
+SCRIPT = Path(__file__).parents[3] / "examples" / "verl_lora.sh"
 
 
-def main_ppo(data, output, overrides, workers=1, steps=2, timeout=500):
-    """The finished process; its output is one text, the workers' lines included."""
-    command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo"]
-    words = [*small_run(data, output, workers, steps), *overrides]
+def script(*words, **environment):
+    """The finished script; its output is one text, the workers' lines included."""
     return subprocess.run(
-        [*command, *words],
-        env=verl_cpu.environment(),
+        ["bash", str(SCRIPT), *words],
+        env={**os.environ, "PYTHON": sys.executable, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout,
-        cwd=data,
+        timeout=500,
     )
 
 
