@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import typer
@@ -148,6 +149,13 @@ def test_a_weight_moves_into_the_advantages_of_a_homogeneous_surrogate():
     """PPO's clip, with dual clip or without, and the score function scale with A."""
     for spec in ("dapo", "dapo,surrogate.dual=3", "gspo", "rloo"):
         assert homogeneous(gv.get(spec))
+
+
+def test_the_documentation_shows_what_is_printed():
+    page = (Path(__file__).parents[2] / "docs" / "verl.md").read_text()
+    shown = page.split("$ grpo-variants translate '", 1)[1]
+    spec, rest = shown.split("' --to verl\n", 1)
+    assert rest.split("\n```", 1)[0] == "\n".join(verl_lines(gv.get(spec)))
 
 
 @dataclass(frozen=True, kw_only=True)
