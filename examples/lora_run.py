@@ -12,6 +12,7 @@ import grpo_variants_trl as gvt
 import torch
 from datasets import Dataset
 from grpo_variants_trl.refusals import check_host
+from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
 from peft import LoraConfig
 from rich.console import Console
@@ -25,7 +26,7 @@ from transformers import (
     set_seed,
 )
 
-from grpo_variants.card import FILE_NAME
+from grpo_variants.card import FILE_NAME, Card
 
 Reward = Callable[..., list[float]]
 Curve = list[tuple[int, float]]
@@ -201,6 +202,7 @@ def run(
     trainer.save_model()
     files = {
         "adapter": settings.output / "adapter_model.safetensors",
+        "model card": save_model_card(trainer.variant_card, before, after, settings.output / "README.md"),
         "variant card": settings.output / FILE_NAME,
         "reward curve": save_picture(curve, before, after, settings.output / "reward_curve.png"),
         "as numbers": save_table(curve, settings.output / "reward_curve.csv"),
@@ -222,6 +224,15 @@ def train(trainer: gvt.VariantGRPOTrainer, steps: int, console: Console) -> Curv
     with display.progress:
         trainer.train()
     return display.curve
+
+
+def save_model_card(card: Card, before: float, after: float, path: Path) -> Path:
+    """Put the objective and the result into the model card that PEFT has written, whose header says what it adapts."""
+    written = ModelCard.load(path)
+    written.text = f"# LoRA adapter\n\nReward on held-out prompts: {before:.2f} before training, {after:.2f} after.\n\n"
+    written.text += card.paragraph()
+    written.save(path)
+    return path
 
 
 def save_table(curve: Curve, path: Path) -> Path:

@@ -207,9 +207,9 @@ def announce(variant: Variant, settings: Settings) -> None:
 
 def report(result: Result, variant: Variant) -> None:
     """Print what changed, where everything is, and what to try next."""
-    table = Table(title="One answer to each held-out prompt", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="One answer to each held-out prompt", title_justify="left", box=None)
     for column in ("prompt", "before", "after"):
-        table.add_column(column, no_wrap=True, overflow="ellipsis")
+        table.add_column(column, no_wrap=True, overflow="ellipsis", max_width=console.width // 3 - 2)
     for prompt, answers in result.answers_before.items():
         shown = prompt, answers[0], result.answers_after[prompt][0]
         table.add_row(*(escape(" ".join(text.split())) for text in shown))

@@ -242,6 +242,18 @@ def test_a_variant_that_drops_cut_answers_is_announced(capsys):
     assert "overlong" not in capsys.readouterr().out
 
 
+def test_report_shows_long_answers_beside_short_ones(capsys):
+    before, after = {"q" * 90: ["x" * 90, "other"]}, {"q" * 90: ["apple", "other"]}
+    result = lora_run.Result(0.031, 0.934, before, after, [(1, 0.5)], {"adapter": Path("out/adapter")})
+    quickstart.report(result, quickstart.checked_variant("gspo"))
+    lines = capsys.readouterr().out.splitlines()
+    row = next(line for line in lines if "qqq" in line)
+    assert re.fullmatch(r" *q+\W+x+\W+apple *", row)
+    assert len(row) <= quickstart.console.width
+    assert "Reward on held-out prompts: 0.03 before, 0.93 after" in lines
+    assert "adapter      out/adapter" in lines
+
+
 # The whole script
 
 
@@ -316,6 +328,10 @@ def test_script_writes_a_trained_adapter(project, finished):
 def test_script_writes_the_card(project, finished):
     card = json.loads((project / "out" / "grpo_variant.json").read_text())
     assert (card["spec"], card["host"]) == ("grpo,kl=none", "trl")
+    model_card = (project / "out" / "README.md").read_text()
+    assert f"objective hash `{card['hash']}`" in model_card
+    assert "base_model: model\n" in model_card
+    assert "More Information Needed" not in model_card
 
 
 @pytest.mark.slow
@@ -338,6 +354,6 @@ def test_script_says_what_changed_and_where_it_is(finished):
     assert re.search(r"Reward on held-out prompts: \d\.\d\d before, \d\.\d\d after", text)
     for path in ("adapter_model.safetensors", "grpo_variant.json", "reward_curve.png", "reward_curve.csv"):
         assert f"out/{path}" in text
-    assert re.search(r"^name a (color|fruit)", text, re.MULTILINE)
+    assert re.search(r"^ name a (color|fruit)", text, re.MULTILINE)
     assert "--variant rloo" in text
     assert "Warning" not in finished.stderr
