@@ -200,6 +200,16 @@ def test_padding_content_reaches_neither_advantages_nor_loss_nor_gradient(spec, 
     assert_close((dirty_out.metrics, dirty_out.extrema), (out.metrics, out.extrema), rtol=0, atol=0)
 
 
+def test_garbage_in_token_advantages_does_not_spread_over_a_response():
+    """One ratio a response sums the gradients of all its columns: a NaN under the mask must not be among them."""
+    case = token_advantages(random_case(2))
+    dirty = replace(case, advantages=np.where(case.mask, case.advantages, np.nan))
+    loss, gradient, _ = loss_and_gradient(gv.get("gspo"), case)
+    again, slope, _ = loss_and_gradient(gv.get("gspo"), dirty)
+    assert gradient.abs().max() > 1e-3
+    assert_close((again, slope), (loss, gradient), rtol=0, atol=0)
+
+
 def test_garbage_in_a_row_without_tokens_does_not_matter():
     """Row 1 is empty: NaN as its advantage, correction weight or reward component does no harm."""
     variant = gv.get("grpo")
