@@ -1,8 +1,13 @@
 """`python -m verl.trainer.main_ppo` by the example's script: Ray, LoRA and KL, two steps, one worker and two."""
 
+import subprocess
+import sys
+
 import pytest
+import verl_cpu
 from grpo_variants_verl.run import read_run, refusals, reports
 from verl_configs import from_command_line
+from verl_cpu.overrides import small_run
 from verl_cpu.run import metrics, script
 
 from grpo_variants import card
@@ -81,12 +86,14 @@ def test_the_card_lies_beside_the_checkpoints_and_in_each(logs, folder, workers)
 
 @pytest.mark.slow
 def test_a_typo_costs_seconds(folder):
-    """Refused before Ray starts: no worker has said a word."""
-    done = script("--cpu-smoke", SPEC, "algorithm.adv_estimator=gv_rlo", DATA=str(folder / "data"))
+    """Refused before Ray starts and before a model is looked for: there is none, and no worker has said a word."""
+    words = [*small_run(folder / "nothing", folder / "none"), "algorithm.adv_estimator=gv_rlo"]
+    command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *words]
+    done = subprocess.run(command, env=verl_cpu.environment(), capture_output=True, text=True, cwd=folder, timeout=200)
     assert done.returncode == 1
-    assert "adv_estimator='gv_rlo' is unknown" in done.stdout
-    assert "Did you mean 'gv_rloo'?" in done.stdout
-    assert "pid=" not in done.stdout
+    assert "adv_estimator='gv_rlo' is unknown" in done.stderr
+    assert "Did you mean 'gv_rloo'?" in done.stderr
+    assert "pid=" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("spec", ["dapo,kl=k3,kl.beta=0.001,overlong=penalty,overlong.buffer=128", "dr_grpo"])
