@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -36,21 +37,38 @@ def loss_form(variant: Variant) -> Variant:
     return replace(variant, kl=None, correction=own, ratio=ratio)
 
 
-def advantage_refusals(variant: Variant) -> Iterator[str]:
-    """Why verl cannot give an estimator what this advantage rule needs; nothing where it can."""
+def advantage_refusals(variant: Variant, extra: Collection[str] = ()) -> Iterator[str]:
+    """Why verl cannot give an estimator what this advantage rule needs; nothing where it can.
+
+    extra: inputs that it hands over besides, of `EXTRA_INPUTS`.
+    """
     if isinstance(variant.baseline, Greedy):
         yield (
             f"{variant.name}: verl draws greedy responses for its own estimator only. Use {words.ESTIMATOR}=remax with "
             "trainer.use_v1=False (the V1 trainer draws none)."
         )
         return
+    complaint = _dry_run(variant, extra)
+    if complaint is None:
+        return
+    legacy = words.shell({words.EXTEND_HOST: True, "trainer.use_v1": False})
+    mend = f" Mend: {legacy}" if _dry_run(variant, EXTRA_INPUTS) is None else ""
+    yield f"{variant.name}: verl does not hand this over to a plugin. {complaint}{mend}"
+
+
+# What verl hands to its own optimal_token_baseline only; `extend_host` hands it to every gv_ estimator.
+EXTRA_INPUTS = ("old_logp", "sum_pi_squared")
+
+
+def _dry_run(variant: Variant, extra: Collection[str]) -> str | None:
+    """The complaint of an advantage rule that gets what verl hands over; None where there is none."""
     mask = torch.ones(4, 3, dtype=torch.bool)
     token_rewards = torch.tensor([[0.0, 0.0, r] for r in (1.0, 0.0, 0.0, 1.0)])
-    ends = mask if isinstance(variant.credit, Process) else None
-    rollouts = Rollouts(
-        rewards=token_rewards.sum(1), groups=[0, 0, 1, 1], mask=mask, token_rewards=token_rewards, step_ends=ends
-    )
-    yield from _failure(variant, lambda: advantages(advantage_form(variant), rollouts))
+    given: dict[str, Any] = {name: torch.full((4, 3), 0.5) for name in extra}
+    given["step_ends"] = mask if isinstance(variant.credit, Process) else None
+    rewards = token_rewards.sum(1)
+    rollouts = Rollouts(rewards=rewards, groups=[0, 0, 1, 1], mask=mask, token_rewards=token_rewards, **given)
+    return _complaint(lambda: advantages(advantage_form(variant), rollouts))
 
 
 def loss_refusals(variant: Variant) -> Iterator[str]:
@@ -68,7 +86,9 @@ def loss_refusals(variant: Variant) -> Iterator[str]:
     logp = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]])
     x = Tokens(logp=logp, mask=logp < 0, advantages=torch.ones_like(logp), old_logp=logp, rollout_logp=None)
     counts = Counts(tokens=4, sequences=2, nonempty=2, length=2)
-    yield from _failure(variant, lambda: policy_loss(loss_form(variant), x, counts))
+    complaint = _complaint(lambda: policy_loss(loss_form(variant), x, counts))
+    if complaint is not None:
+        yield f"{variant.name}: verl does not hand this over to a plugin. {complaint}"
 
 
 def _prompt_mean_refusal(variant: Variant) -> Iterator[str]:
@@ -100,12 +120,13 @@ def homogeneous(variant: Variant) -> bool:
     return torch.allclose(term(3.0), 3.0 * term(1.0))
 
 
-def _failure(variant: Variant, run: Callable[[], object]) -> Iterator[str]:
-    """The complaint of a dry run with what verl hands over."""
+def _complaint(run: Callable[[], object]) -> str | None:
+    """What a dry run complains of; None where it runs."""
     try:
         run()
     except ValueError as error:
-        yield f"{variant.name}: verl does not hand this over to a plugin. {error}"
+        return str(error)
+    return None
 
 
 def notes(variant: Variant) -> Iterator[str]:

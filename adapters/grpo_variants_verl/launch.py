@@ -88,8 +88,10 @@ def _environment() -> dict[str, str]:
 
 def _install_card(run: Run) -> None:
     """Let verl's checkpoint callback write the card; the legacy trainer has none, so it is written here."""
+    folder = run.get("trainer.default_local_dir")
     if not run.get("trainer.use_v1"):
-        make_card(run).write(run.get("trainer.default_local_dir"))
+        if folder is not None:
+            make_card(run).write(folder)
         return
     given = run.get(_CALLBACK_KEY)
     if given is None:

@@ -14,7 +14,7 @@ from grpo_variants.correction import OffPolicyMask
 from grpo_variants.credit import Process
 from grpo_variants.options import get as variant_of
 from grpo_variants.variant import Variant
-from grpo_variants.verl_limits import advantage_refusals, homogeneous, loss_refusals
+from grpo_variants.verl_limits import EXTRA_INPUTS, advantage_refusals, homogeneous, loss_refusals
 from grpo_variants_verl.estimator import step_rewards_needed
 from grpo_variants_verl.findings import actor_reports, estimator_reports, rollout_reports
 from grpo_variants_verl.settings import NODE, Chosen, base_name, check_node, estimator_choice, loss_choice, node_of
@@ -91,9 +91,16 @@ def reports(run: Run) -> Iterator[str]:
 
 
 def _estimator_refusals(run: Run, variant: Variant) -> Iterator[str]:
-    yield from advantage_refusals(variant)
+    yield from advantage_refusals(variant, extra_inputs(run))
     if isinstance(variant.credit, Process) and node_of(run.config.algorithm).get("step_rewards") is None:
         yield step_rewards_needed(variant.name)
+
+
+def extra_inputs(run: Run) -> tuple[str, ...]:
+    """What an extended host hands over: the V1 trainer does not carry the sum of squared probabilities."""
+    if not node_of(run.config.algorithm).get("extend_host"):
+        return ()
+    return EXTRA_INPUTS[:1] if run.get("trainer.use_v1") else EXTRA_INPUTS
 
 
 def _loss_refusals(run: Run, variant: Variant) -> Iterator[str]:
@@ -167,7 +174,7 @@ def _loop_reports(run: Run) -> Iterator[str]:
     custom = run.get(f"{_AGENT}.agent_loop_config_path") or run.get(f"{_AGENT}.agent_loop_manager_class")
     if custom or default not in _BUILT_IN_LOOPS:
         yield (
-            f"an agent loop that gives several outputs a session needs '+{NODE}.extend_host=True', or every output "
+            f"an agent loop that gives several outputs a session needs '+{words.EXTEND_HOST}=True', or every output "
             "counts as a response of its group."
         )
 

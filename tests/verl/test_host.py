@@ -1,15 +1,22 @@
 """extend_host: inputs that verl hands to its own names only, and the last output of a session; and back again."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 import torch
-from grpo_variants_verl import extend_host, restore_host
+from grpo_variants_verl import VariantCallback, extend_host, restore_host
 from grpo_variants_verl.estimator import Estimator
+from grpo_variants_verl.run import extra_inputs, read_run
+from grpo_variants_verl.settings import Chosen
 from omegaconf import OmegaConf
 from torch.testing import assert_close
 from verl import DataProto
+from verl_configs import composed
 
 import grpo_variants as gv
+from grpo_variants.baseline import GroupMean
+from grpo_variants.verl_limits import advantage_refusals
 
 CONFIG = OmegaConf.create({"gamma": 1.0, "adv_estimator": "gv_grpo"})
 
@@ -103,7 +110,6 @@ def test_verls_own_estimators_are_computed_as_before(host):
 
 
 def test_a_run_extends_its_host_where_its_configuration_says_so(tmp_path):
-    from grpo_variants_verl import VariantCallback
     from verl.trainer.ppo.v1 import utils
     from verl_configs import composed
 
@@ -113,3 +119,37 @@ def test_a_run_extends_its_host_where_its_configuration_says_so(tmp_path):
     VariantCallback(config=composed(*words, "+algorithm.grpo_variants.extend_host=True"))
     assert hasattr(utils.compute_advantage_for_multi_trajectories, "__wrapped__")
     restore_host()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredMass(GroupMean):
+    """A baseline of a user's own, of what verl hands to its optimal token baseline only."""
+
+    def __call__(self, rewards, samples):
+        return samples.need("sum_pi_squared", "baseline=SquaredMass").mean(1) + super().__call__(rewards, samples)
+
+
+def test_an_input_for_verls_own_names_is_refused_with_the_line_that_mends_it():
+    variant = replace(gv.get("rloo"), name="squared_mass", baseline=SquaredMass())
+    (reason,) = advantage_refusals(variant)
+    assert "verl does not hand this over to a plugin. baseline=SquaredMass needs sum_pi_squared=" in reason
+    assert reason.endswith("Mend: +algorithm.grpo_variants.extend_host=True trainer.use_v1=False")
+    assert list(advantage_refusals(variant, ("old_logp", "sum_pi_squared"))) == []
+
+
+def test_an_extended_host_runs_such_an_estimator(host, monkeypatch):
+    """Rewards 1 and 0, masses 0.5 and 0.25 a token: 1 - (0.5 + 0.5) and 0 - (0.5 + 0.25)."""
+    ray_trainer, _, _ = host
+    variant = replace(gv.get("rloo"), name="squared_mass", baseline=SquaredMass())
+    monkeypatch.setattr("grpo_variants_verl.estimator.estimator_choice", lambda name, config: Chosen(variant, {}))
+    extra = {"sum_pi_squared": torch.tensor([[0.5, 0.5], [0.25, 0.25]])}
+    found = ray_trainer.compute_advantage(data([1.0, 0.0], ["a", "a"], **extra), adv_estimator="gv_rloo", config=CONFIG)
+    assert_close(found.batch["advantages"], torch.tensor([[0.0, 0.0], [-0.75, -0.75]]))
+
+
+@pytest.mark.parametrize(("v1", "extra"), [(True, ("old_logp",)), (False, ("old_logp", "sum_pi_squared"))])
+def test_what_an_extended_host_hands_over(v1, extra):
+    """The V1 trainer does not put the sum of squared probabilities where advantages are computed."""
+    words = ["algorithm.adv_estimator=gv_rloo", f"trainer.use_v1={v1}"]
+    assert extra_inputs(read_run(composed(*words))) == ()
+    assert extra_inputs(read_run(composed(*words, "+algorithm.grpo_variants.extend_host=True"))) == extra
