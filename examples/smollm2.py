@@ -56,7 +56,6 @@ def convert(weights: Path, folder: Path) -> Path:
     source = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     tokenizer.eos_token, tokenizer.pad_token = "<|im_end|>", "<|endoftext|>"
-    tokenizer.padding_side = "left"
     tokenizer.chat_template = CHAT_TEMPLATE
     model = AutoModelForCausalLM.from_pretrained(**source, **dequantised(), dtype=torch.float32)
     for config in (model.config, model.generation_config):
