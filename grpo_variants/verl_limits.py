@@ -92,18 +92,19 @@ def loss_refusals(variant: Variant) -> Iterator[str]:
 
 
 def _prompt_mean_refusal(variant: Variant) -> Iterator[str]:
-    scaled = "the advantages can carry it" if homogeneous(variant) else "and its surrogate does not scale with A"
-    pair = words.shell(
-        {
-            words.OPTIONS: "aggregation=prompt_mean",
-            words.LOSS_TARGET: words.LOSS_CONFIG,
-            words.LOSS_OPTIONS: words.TOKEN_MEAN,
-        }
-    )
-    yield (
+    why = (
         f"{variant.name}: aggregation=prompt_mean weighs a response by its group's tokens, which a policy loss of verl "
-        f"does not see; {scaled}. Use the pair {pair}."
+        "does not see"
     )
+    if not homogeneous(variant):
+        yield f"{why}, and its surrogate does not scale with A, so advantages cannot carry it. Use {words.TOKEN_MEAN}."
+        return
+    pair = {
+        words.OPTIONS: "aggregation=prompt_mean",
+        words.LOSS_TARGET: words.LOSS_CONFIG,
+        words.LOSS_OPTIONS: words.TOKEN_MEAN,
+    }
+    yield f"{why}; the advantages can carry it. Use the pair {words.shell(pair)}."
 
 
 def homogeneous(variant: Variant) -> bool:
