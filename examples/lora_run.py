@@ -154,9 +154,8 @@ def last_message(text: str | list[dict[str, str]]) -> str:
 def load(model: str) -> tuple[PreTrainedModel, Any]:
     """A model and its tokenizer from a local folder or a hub id: bfloat16 on a GPU, float32 on a CPU."""
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    return AutoModelForCausalLM.from_pretrained(model, dtype=dtype), AutoTokenizer.from_pretrained(
-        model, padding_side="left"
-    )
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    return AutoModelForCausalLM.from_pretrained(model, dtype=dtype), tokenizer
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any) -> Collection[int]:

@@ -1,8 +1,8 @@
 """The quickstart's task: name a thing of a given kind, in one word.
 
 A row has a `prompt` and the `answers` that are right for it. An answer that is one properly written word and then ends
-gets a small reward, and 1 if the word is also right. The kinds in HELD_OUT are never trained on; they are everyday ones,
-so the reward on them ends above the one on the training prompts.
+gets a small reward, and 1 if the word is also right. The kinds in HELD_OUT are never trained on. They are everyday
+ones, so the reward on them ends above that on the training prompts.
 """
 
 from __future__ import annotations

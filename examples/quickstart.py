@@ -42,7 +42,7 @@ def main(
     model: Annotated[str, typer.Option(help="Model folder or hub id.")] = smollm2.NAME,
     dataset: Annotated[str, typer.Option(help="File (jsonl, json, csv, parquet) or hub id.")] = one_word.NAME,
     reward: Annotated[str, typer.Option(help="module.function")] = "one_word.reward",
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 12,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 14,
     batch: Annotated[int, typer.Option(min=1, help="Answers in a step.")] = 32,
     generations: Annotated[int, typer.Option(min=1, help="Answers to one prompt.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 12,
