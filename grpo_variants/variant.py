@@ -123,6 +123,7 @@ class Variant:
     surrogate, kl, correction, aggregation, tokens) where the loss is computed, the rollout rule (filter, overlong)
     where responses are sampled; `AXES` says which end an axis acts at. A KL with placement=reward acts in the
     advantage rule.
+    note: where papers and code disagree, and which of them was taken.
 
     Frozen, hashable and picklable; a combination that means nothing raises ValueError with the reason.
     """
@@ -143,6 +144,7 @@ class Variant:
     conventions: str = "paper"
     summary: str = ""
     formula: str = ""
+    note: str = ""
     references: tuple[Reference, ...] = ()
     hosts: tuple[tuple[str, str], ...] = ()
 
