@@ -209,6 +209,7 @@ class Tokens:
         variant's own correction.
     keep: [B, T] or [B] bool, tokens or responses whose policy term counts; used instead of the variant's own
         token filter. The loss mask and the KL term are not touched.
+    draws: [B, T] uniform random numbers, for parts that draw at random (default: drawn by `policy_loss`).
     extras: anything else that a user's own part reads.
     """
 
@@ -223,6 +224,7 @@ class Tokens:
     row_weights: Tensor | None = None
     correction: Tensor | None = None
     keep: Tensor | None = None
+    draws: Tensor | None = None
     extras: Mapping[str, Any] | None = None
 
     def need(self, name: str, wanted_by: str) -> Tensor:
@@ -253,6 +255,7 @@ def read_tokens(x: Tokens) -> Tokens:
         ref_logp=_clean(x.ref_logp, mask),
         rollout_logp=_clean(x.rollout_logp, mask),
         entropy=_clean(x.entropy, mask),
+        draws=_clean(x.draws, mask),
         row_weights=None if x.row_weights is None else _upcast(x.row_weights).detach(),
         correction=correction if correction is None or correction.shape[1] == 1 else select(mask, correction),
         keep=None if x.keep is None else (x.keep.bool().unsqueeze(1) if x.keep.dim() == 1 else x.keep.bool()),
@@ -272,7 +275,7 @@ def _check_tokens(x: Tokens) -> None:
         raise ValueError(f"logp has shape {tuple(x.logp.shape)}; allowed: [B, T].")
     rows, width = x.logp.shape
     full, row, column = (rows, width), (rows,), (rows, 1)
-    allowed = dict.fromkeys(("mask", "old_logp", "ref_logp", "rollout_logp", "entropy"), (full,))
+    allowed = dict.fromkeys(("mask", "old_logp", "ref_logp", "rollout_logp", "entropy", "draws"), (full,))
     allowed |= {"advantages": (row, full), "row_weights": (row,)}  # type: ignore[dict-item]
     allowed |= {"correction": (full, column), "keep": (full, row)}  # type: ignore[dict-item]
     for name, shapes in allowed.items():

@@ -23,3 +23,53 @@ LI = Reference(
     2023,
     "2310.10505",
 )
+
+# Objective side
+
+PRIME = Reference(
+    "INTELLECT-2: A Reasoning Model Trained Through Globally Decentralized Reinforcement Learning", 2025, "2505.07291"
+)
+LIU_LUSPO = Reference(
+    "Length-Unbiased Sequence Policy Optimization: Revealing and Controlling Response Length Variation in RLVR",
+    2026,
+    "2602.05261",
+)
+WANG_FORKING = Reference(
+    "Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning for LLM Reasoning",
+    2025,
+    "2506.01939",
+)
+RING = Reference(
+    "Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model", 2025, "2510.18855"
+)
+DEEPSEEK_V32 = Reference("DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models", 2025, "2512.02556")
+YAO = Reference("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025)
+LIU_COLLAPSE = Reference(
+    "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch", 2025
+)
+HAO = Reference("On-Policy RL with Optimal Reward Baseline", 2025, "2505.23585")
+LIU_TRICKS = Reference("Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning", 2025, "2508.08221")
+BAE = Reference(
+    "EXAONE 4.0: Unified Large Language Models Integrating Non-reasoning and Reasoning Modes", 2025, "2507.11407"
+)
+TAJWAR = Reference("Maximum Likelihood Reinforcement Learning", 2026, "2602.02710")
+CHU = Reference("GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning", 2025, "2504.02546")
+TANG = Reference(
+    "Optimizing Language Models for Inference Time Objectives using Reinforcement Learning", 2025, "2503.19595"
+)
+CHEN = Reference(
+    "Pass@k Training for Adaptively Balancing Exploration and Exploitation of Large Reasoning Models",
+    2025,
+    "2508.10751",
+)
+KIM = Reference(
+    "MC-GRPO: Median-Centered Group Relative Policy Optimization for Small-Rollout Reinforcement Learning",
+    2026,
+    "2601.22582",
+)
+WU = Reference("Quantile Advantage Estimation: Stabilizing RLVR for LLM Reasoning", 2025, "2509.22611")
+ZHU = Reference("The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning", 2025, "2506.01347")
+XIAO = Reference("BNPO: Beta Normalization Policy Optimization", 2025, "2506.02864")
+SHRIVASTAVA = Reference(
+    "Sample More to Think Less: Group Filtered Policy Optimization for Concise Reasoning", 2025, "2508.09726"
+)

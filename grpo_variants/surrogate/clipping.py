@@ -1,55 +1,19 @@
-"""Surrogates: the per-token objective to minimise. Each maps (log ratio, tokens, counts) -> Term, unreduced."""
+"""Surrogates that clip the importance ratio, hard."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from grpo_variants.checks import check_number
 from grpo_variants.inputs import Counts, Tokens
-
-
-class Term(NamedTuple):
-    """Unreduced loss [B, T] or [B, 1], and where it was clipped from below and from above (bool, or None)."""
-
-    loss: Tensor
-    clip_low: Tensor | None = None
-    clip_high: Tensor | None = None
-
-
-class Surrogate(Protocol):
-    """The contract of a surrogate."""
-
-    @property
-    def needs_ratio(self) -> bool:
-        """Whether it means nothing without an importance ratio."""
-        ...
-
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
-        """Per-token loss; no masking, no reduction, no KL."""
-        ...
+from grpo_variants.surrogate.base import Surrogate, Term
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reinforce:
-    r"""Score function, \(-\mathrm{sg}[e^{d}]\, A\, \mathrm{logp}\); without a ratio \(-A\, \mathrm{logp}\).
-
-    Reference: R. Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement
-    learning" (1992). With a ratio it is the importance-weighted score function, which is not clipped.
-    """
-
-    needs_ratio: ClassVar[bool] = False
-
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
-        """Loss [B, T]."""
-        return Term(-log_ratio.detach().exp() * x.advantages * x.logp)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clip:
+class Clip(Surrogate):
     r"""PPO's clipped surrogate, \(-\min(\rho A,\ \mathrm{clip}(\rho, 1-\mathrm{low}, 1+\mathrm{high})\, A)\).
 
     low, high: clip range below and above 1; `high` above `low` is DAPO's clip-higher (arXiv 2503.14476).
@@ -60,7 +24,6 @@ class Clip:
     low: float = 0.2
     high: float = 0.2
     dual: float | None = None
-    needs_ratio: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the fields."""

@@ -1,0 +1,126 @@
+"""Members that differ in the objective, worked by hand; the notation is that of tests/handworked.py.
+
+w is old / rollout. Where a member's advantages are GRPO's or DAPO's, they are worked once, in `NORMALISED`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handworked_case import FOUR, PAIR, Case, Table, _, numbers
+
+# Rewards 0, 1, 2 with mean 1 and deviation 1; two rewards of 0.7 give exactly 0.
+NORMALISED: dict[str, Any] = {
+    "rollouts": {"rewards": [0, 0.7, 1, 2, 0.7], "groups": ["a", "b", "a", "a", "b"]},
+    "advantages": [-1 / 1.000001, 0, 0, 1 / 1.000001, 0],
+}
+CENTRED: dict[str, Any] = {
+    "rollouts": {"rewards": [0, 0.7, 1, 5, 0.7], "groups": ["a", "b", "a", "a", "b"]},
+    "advantages": [-2, 0, -1, 3, 0],
+}
+
+# rho: 1.25, 2, 0.5 | 0.5 | 2, 0.9; the third response begins outside the mask.
+THREE: dict[str, Table] = {
+    "policy": [[0.5, 0.6, 0.1], [0.1, _, _], [_, 0.6, 0.45]],
+    "old": [[0.4, 0.3, 0.2], [0.2, _, _], [_, 0.3, 0.5]],
+}
+# With PAIR: w = 2, 1, 0.25 | 20/3, 1.5
+ROLLOUT: Table = [[0.1, 0.5, 0.8], [0.03, _, 0.2]]
+
+CASES: dict[str, Case] = {
+    "two_sided": Case(
+        **NORMALISED,
+        # rho 2, 1.1, 0.5 | 0.5, 5
+        #   A = 1.5:  -1.2 * 1.5 = -1.8 (clipped); -1.65; -0.75. Sum -4.2.
+        #   A = -0.5: 0.8 * 0.5 = 0.4 (clipped); min(5, 4) * 0.5 = 2 (clipped by delta). Sum 2.4.
+        # k3 and its gradient 1 - e^u as in PAIR: sums 0.5 | ln(4/3); gradients -1, 0.5, 0 | 0.5, -0.5.
+        # L = (-4.2 + 2.4 + 0.001 * (0.5 + ln(4/3))) / 5 tokens
+        policy=PAIR["policy"],
+        old=[[0.2, 0.5, 0.2], [0.2, _, 0.12]],
+        ref=PAIR["ref"],
+        given=[1.5, -0.5],
+        loss=(-1.8 + 0.001 * 0.787682072452) / 5,
+        gradient=[[-0.001 / 5, -1.6495 / 5, -0.15], [0.0005 / 5, _, -0.0005 / 5]],
+    ),
+    "luspo": Case(
+        **NORMALISED,
+        # s as in FOUR, clip(0.998, 1.0025); l_i times a response's loss:
+        #   A = 1.5,  s = 1.032  -> 3 * -1.0025 * 1.5 = -4.51125 (clipped)
+        #   A = -0.5, s = sqrt 2 -> 2 * 0.5 * 1.414213562373 = 1.414213562373
+        #   A = -1,   s = 0.5    -> 0.998 (clipped)
+        #   A = 1,    s = 0.5    -> 2 * -0.5 = -1
+        # L = their sum / 4. s has gradient s/l at each token, so l_i x_i has -A s: 0.5 sqrt 2 / 4 and -0.5 / 4.
+        **FOUR,
+        given=[1.5, -0.5, -1, 1],
+        loss=(-4.51125 + 1.414213562373 + 0.998 - 1) / 4,
+        gradient=[[0, 0, 0], [0.176776695297, _, 0.176776695297], [0, _, _], [-0.125, -0.125, _]],
+    ),
+    "forking_tokens": Case(
+        **NORMALISED,
+        # Entropies 0.1, 0.2, 0.3, 0.5, 1.5, 2 in order: the 80 % quantile is at place 0.8 * 5 = 4, the 1.5.
+        # Kept: A = 1.5, rho 1.25 -> -1.875; A = -0.5, rho 2 -> 1. The six tokens all stay in the count.
+        **THREE,
+        extras={"entropy": numbers([[2, 0.5, 0.1], [0.3, _, _], [_, 1.5, 0.2]], float("nan"))},
+        given=[1.5, -0.5, -0.5],
+        loss=-0.875 / 6,
+        gradient=[[-0.3125, 0, 0], [0, _, _], [_, 1 / 6, 0]],
+    ),
+    "tis": Case(
+        **NORMALISED,
+        # w capped at 2: 2, 1, 0.25 | 2, 1.5. -min(rho A, clip(rho, 0.8, 1.28) A) times w:
+        #   A = 1.5:  rho 2 -> -1.92 * 2 = -3.84 (clipped); 1.1 -> -1.65; 0.5 -> -0.75 * 0.25 = -0.1875
+        #   A = -0.5: rho 0.5 -> 0.4 * 2 = 0.8 (clipped); rho 2 -> 1 * 1.5 = 1.5
+        # L = -3.3775 / 5 tokens. w has no gradient.
+        policy=PAIR["policy"],
+        old=PAIR["old"],
+        rollout=ROLLOUT,
+        given=[1.5, -0.5],
+        loss=-0.6755,
+        gradient=[[0, -0.33, -0.0375], [0, _, 0.3]],
+    ),
+    "seq_mis": Case(
+        **NORMALISED,
+        # w = 2, 1, 1 | 4 | 0.5, 1, so W = 2 | 4, above 3: dropped | 0.5. dapo's sums -4.545 | 0.4 | 1.45:
+        # L = (2 * -4.545 + 0.5 * 1.45) / 6 tokens. Gradient: 2 * -1.875/6, 0, 2 * -0.75/6 | 0 | 0.5 * 1/6, 0.5 * 0.45/6
+        **THREE,
+        rollout=[[0.2, 0.3, 0.2], [0.05, _, _], [_, 0.6, 0.5]],
+        given=[1.5, -0.5, -0.5],
+        loss=-8.365 / 6,
+        gradient=[[-0.625, 0, -0.25], [0, _, _], [_, 0.5 / 6, 0.0375]],
+    ),
+    "icepop": Case(
+        **NORMALISED,
+        # w = 2, 1, 0.25 (below 0.5: dropped) | 20/3 (above 5: dropped), 1.5
+        #   A = 1.5:  -1.8 * 2 = -3.6 (clipped); -1.65; 0. Sum -5.25.
+        #   A = -0.5: 0; 1 * 1.5 = 1.5.
+        # L = (-5.25/3 + 1.5/2) / 2. Gradient: 0, -1.65/6, 0 | 0, 1.5/4
+        policy=PAIR["policy"],
+        old=PAIR["old"],
+        rollout=ROLLOUT,
+        given=[1.5, -0.5],
+        loss=-0.5,
+        gradient=[[0, -0.275, 0], [0, _, 0.375]],
+    ),
+    "deepseek_v32": Case(
+        **CENTRED,
+        # Mean of ln(rollout / p): row 1 is not read (A > 0), row 2 (ln 2 - ln 2)/2 = 0, row 3 (ln 4 + ln 2)/2 = 1.04 > 0.5:
+        # dropped. Policy sums -4.2 | 1.4 | 0, as grpo.
+        # rho k3, and its gradient rho k3 + rho (1 - e^u):
+        #   2 (1 - ln 2), 1.1 (ln 2 - 0.5), 0; -2 ln 2, 1.1 ln 2, 0
+        #   0.5 (ln 2 - 0.5), 2 (0.5 - ln 1.5); 0.5 ln 2, -2 ln 1.5
+        #   rho 0.5, e^u 2: 0.5 (1 - ln 2), then rho 1, e^u 1: 0; -0.5 ln 2, 0
+        # sums 0.826167537496 | 0.285643374064 | 0.153426409720
+        # L = ((-4.2 + 0.001 * 0.826...)/3 + (1.4 + 0.001 * 0.285...)/2 + 0.001 * 0.153.../2) / 3
+        policy=[[0.4, 0.55, 0.1], [0.1, _, 0.6], [0.1, 0.2, _]],
+        old=[[0.2, 0.5, 0.2], [0.2, _, 0.3], [0.2, 0.2, _]],
+        ref=[[0.8, 0.275, 0.1], [0.05, _, 0.9], [0.2, 0.2, _]],
+        rollout=[[0.9, 0.9, 0.9], [0.2, _, 0.3], [0.4, 0.4, _]],
+        given=[1.5, -0.5, -1],
+        loss=(-1.4 + 0.7 + 0.001 * (0.826167537496 / 3 + 0.285643374064 / 2 + 0.153426409720 / 2)) / 3,
+        gradient=[
+            [-0.001 * 1.386294361120 / 9, (-1.65 + 0.001 * 0.762461898616) / 9, -0.75 / 9],
+            [0.001 * 0.346573590280 / 6, _, (1 - 0.001 * 0.810930216216) / 6],
+            [-0.001 * 0.346573590280 / 6, 0, _],
+        ],
+    ),
+}
