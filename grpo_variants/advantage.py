@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ def advantages(
     samples = read_rollouts(rollouts, variant.singleton)
     penalty = variant.kl if variant.kl is not None and variant.kl.placement == "reward" else None
     with torch.no_grad():
+        samples = replace(samples, valid=variant.selection(samples))
+        samples = replace(samples, rewards=variant.transform(samples.rewards, samples))
         value = variant.credit(samples, Rule(variant.baseline, variant.scale, penalty))
         valid = samples.valid if value.dim() == 1 else samples.valid.unsqueeze(1)
         return torch.where(valid, value, torch.zeros_like(value))

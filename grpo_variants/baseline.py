@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from grpo_variants.checks import check_choice, check_number
 from grpo_variants.groups import whole
 from grpo_variants.inputs import Samples
 
@@ -93,6 +94,61 @@ class Greedy:
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """The given greedy rewards: [N] -> [N]; needs `greedy_rewards`."""
         return samples.need("greedy_rewards", "baseline=greedy").to(rewards.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondBest:
+    r"""Only the best response of the group learns, \(A = r_{(1)} - r_{(2)}\) (best of k, arXiv 2503.19595).
+
+    What leaving the best one out costs the maximum of the group; every other response is its own baseline.
+    """
+
+    of_group: ClassVar[bool] = True
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """Second largest reward for the best response, its own reward for any other: [N] -> [N]."""
+        groups, valid = samples.groups, samples.valid
+        size = groups.size(valid)
+        second = groups.at_rank(rewards, valid, (size - 2).clamp(min=0))[groups.ids]
+        best = groups.ranks(rewards, valid) == (size - 1)[groups.ids]
+        return _singletons(samples, rewards, torch.where(best, second, rewards))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMedian:
+    r"""Median reward of the group, \(b_i = \operatorname{median}_g(r)\) (MC-GRPO, arXiv 2601.22582)."""
+
+    of_group: ClassVar[bool] = True
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """Median of the group's valid rewards, the mean of the middle two for an even number: [N] -> [N]."""
+        return _singletons(samples, rewards, samples.groups.quantile(rewards, samples.valid, 0.5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupQuantile:
+    r"""Quantile of the group's rewards, \(b_i = Q_K(r)\) (QAE, arXiv 2509.22611).
+
+    level: K. With rewards of 0 and 1 the baseline is 0 where the share of ones is at most 1 - K, and 1 above it.
+    interpolation: `inverse` for the value at which the distribution reaches K, as in the paper; `linear` between the
+        two nearest, as the authors' code has it.
+    """
+
+    level: float = 0.4
+    interpolation: Literal["inverse", "linear"] = "inverse"
+    of_group: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("baseline.level", self.level, above=0)
+        if self.level >= 1:
+            raise ValueError(f"baseline.level={self.level!r} is out of range; allowed: above 0 and below 1.")
+        check_choice("baseline.interpolation", self.interpolation, ("inverse", "linear"))
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """Quantile of the group's valid rewards: [N] -> [N]."""
+        value = samples.groups.quantile(rewards, samples.valid, self.level, self.interpolation)
+        return _singletons(samples, rewards, value)
 
 
 def _singletons(samples: Samples, rewards: Tensor, baseline: Tensor) -> Tensor:

@@ -32,6 +32,11 @@ class Credit(Protocol):
         """Whether it gives one advantage a token."""
         ...
 
+    @property
+    def of_outcome(self) -> bool:
+        """Whether it reads one reward a response, which a transform may change."""
+        ...
+
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
         """Advantages [N], or [N, T] for token credit."""
         ...
@@ -42,6 +47,7 @@ class Outcome:
     r"""One advantage a response, \(A_i = (r_i - b_i)/\mathrm{scale}\), for all of its tokens."""
 
     per_token: ClassVar[bool] = False
+    of_outcome: ClassVar[bool] = True
 
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
         """Advantages [N]."""
@@ -63,6 +69,7 @@ class RewardToGo:
 
     gamma: float = 1.0
     per_token: ClassVar[bool] = True
+    of_outcome: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -96,6 +103,7 @@ class Process:
     """
 
     per_token: ClassVar[bool] = True
+    of_outcome: ClassVar[bool] = False
 
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
         """Advantages [N, T]; needs `token_rewards`, `step_ends` and `mask`."""

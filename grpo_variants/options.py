@@ -130,9 +130,9 @@ def _check_words(variant: Variant, given: Mapping[str, Any]) -> None:
             "are is not known; set the numeric fields themselves."
         )
     baseline = str(given.get("baseline", choice_name("baseline", variant.baseline)))
-    grouped = ("group_mean", "leave_one_out", "length_weighted")
     scale = str(given.get("scale", choice_name("scale", variant.scale)))
-    if given.get("singleton") == "raw" and baseline not in grouped and scale != "group_std":
+    parts = (AXES["baseline"].choices.get(baseline), AXES["scale"].choices.get(scale))
+    if given.get("singleton") == "raw" and not any(getattr(part, "of_group", False) for part in parts):
         raise ValueError(
             f"{variant.name}: singleton=raw has no effect with baseline={baseline}, scale={scale}: no group statistic "
             "is taken. Leave it out."

@@ -15,8 +15,10 @@ from grpo_variants import (
     filters,
     ratio,
     scale,
+    selection,
     shaping,
     surrogate,
+    transform,
 )
 from grpo_variants.checks import check_choice
 
@@ -36,6 +38,14 @@ class Axis:
 
 
 AXES: Mapping[str, Axis] = {
+    "selection": Axis(
+        ("advantage",),
+        {"none": selection.Everyone, "shortest": selection.Shortest, "efficient": selection.Efficient},
+    ),
+    "transform": Axis(
+        ("advantage",),
+        {"none": transform.NoTransform, "verdict": transform.Verdict, "pass_at_k": transform.PassAtK},
+    ),
     "baseline": Axis(
         ("advantage",),
         {
@@ -45,11 +55,23 @@ AXES: Mapping[str, Axis] = {
             "greedy": baseline.Greedy,
             "batch_mean": baseline.BatchMean,
             "length_weighted": baseline.LengthWeighted,
+            "second_best": baseline.SecondBest,
+            "group_median": baseline.GroupMedian,
+            "group_quantile": baseline.GroupQuantile,
         },
     ),
     "scale": Axis(
         ("advantage",),
-        {"none": scale.NoScale, "group_std": scale.GroupStd, "batch_std": scale.BatchStd},
+        {
+            "none": scale.NoScale,
+            "group_std": scale.GroupStd,
+            "batch_std": scale.BatchStd,
+            "group_mean": scale.MeanReward,
+            "group_mad": scale.GroupMad,
+            "bernoulli": scale.Bernoulli,
+            "beta_density": scale.BetaDensity,
+            "signal_share": scale.SignalShare,
+        },
     ),
     "credit": Axis(
         ("advantage",),
@@ -66,7 +88,22 @@ AXES: Mapping[str, Axis] = {
             "sequence_product": ratio.SequenceProduct,
         },
     ),
-    "surrogate": Axis(("objective",), {"reinforce": surrogate.Reinforce, "clip": surrogate.Clip}),
+    "surrogate": Axis(
+        ("objective",),
+        {
+            "reinforce": surrogate.Reinforce,
+            "clip": surrogate.Clip,
+            "cispo": surrogate.Cispo,
+            "sapo": surrogate.Sapo,
+            "gmpo": surrogate.Gmpo,
+            "vespo": surrogate.Vespo,
+            "topr": surrogate.Topr,
+            "dppo_tv": surrogate.DppoTv,
+            "dppo_kl": surrogate.DppoKl,
+            "quadratic": surrogate.Quadratic,
+            "dro": surrogate.Dro,
+        },
+    ),
     "kl": Axis(
         ("advantage", "objective"),
         {"none": None, "k1": divergence.K1, "k2": divergence.K2, "k3": divergence.K3, "abs": divergence.Abs},
@@ -119,16 +156,18 @@ class Reference:
 class Variant:
     """One member of the family: advantage rule, objective and rollout rule, with its references.
 
-    The advantage rule (baseline, scale, credit, singleton) runs where rewards are grouped, the objective (ratio,
-    surrogate, kl, correction, aggregation, tokens) where the loss is computed, the rollout rule (filter, overlong)
-    where responses are sampled; `AXES` says which end an axis acts at. A KL with placement=reward acts in the
-    advantage rule.
+    The advantage rule (selection, transform, baseline, scale, credit, singleton) runs where rewards are grouped, the
+    objective (ratio, surrogate, kl, correction, aggregation, tokens) where the loss is computed, the rollout rule
+    (filter, overlong) where responses are sampled; `AXES` says which end an axis acts at. A KL with placement=reward
+    acts in the advantage rule.
     note: where papers and code disagree, and which of them was taken.
 
     Frozen, hashable and picklable; a combination that means nothing raises ValueError with the reason.
     """
 
     name: str
+    selection: selection.Selection = selection.Everyone()
+    transform: transform.Transform = transform.NoTransform()
     baseline: baseline.Baseline = baseline.NoBaseline()
     scale: scale.Scale = scale.NoScale()
     credit: credit.Credit = credit.Outcome()
@@ -192,9 +231,23 @@ _STEP_BASELINES = (baseline.NoBaseline, baseline.GroupMean, baseline.BatchMean)
 
 FENCES: tuple[Fence, ...] = (
     (
+        lambda v: not isinstance(v.transform, transform.NoTransform) and not v.credit.of_outcome,
+        "a transform is of a response's reward as a whole, which this credit does not read; choose credit=outcome, or "
+        "transform=none.",
+    ),
+    (
         lambda v: v.surrogate.needs_ratio and isinstance(v.ratio, ratio.NoRatio),
         "this surrogate clips an importance ratio, so ratio=none leaves it without effect; choose ratio=token, "
         "sequence or sequence_token, or surrogate=reinforce.",
+    ),
+    (
+        lambda v: v.surrogate.needs_ratio and v.surrogate.ratios and not isinstance(v.ratio, v.surrogate.ratios),
+        "this surrogate is not defined on this ratio: vespo and topr weigh a response by ratio=sequence_product, "
+        "the other ones that choose are made of token ratios; set ratio=sequence_product or ratio=token.",
+    ),
+    (
+        lambda v: v.surrogate.per_response and v.credit.per_token,
+        "this surrogate takes one advantage a response but this credit gives one a token; choose credit=outcome.",
     ),
     (
         lambda v: v.ratio.per_sequence and v.credit.per_token,

@@ -2,6 +2,7 @@
 
 from dataclasses import MISSING, dataclass, fields, replace
 
+import cases_objectives
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ import grpo_variants as gv
 from grpo_variants.options import resolved_values
 from grpo_variants.variant import AXES, FENCES
 
-TOKEN_INPUTS = ("logp", "old_logp", "ref_logp", "rollout_logp", "entropy")
+TOKEN_INPUTS = ("logp", "old_logp", "ref_logp", "rollout_logp", "entropy", "draws")
 ROLLOUT_INPUTS = (
     "rewards",
     "groups",
@@ -38,6 +39,7 @@ class Case:
     ref_logp: np.ndarray
     rollout_logp: np.ndarray
     entropy: np.ndarray
+    draws: np.ndarray
     valid: np.ndarray | None = None
     token_rewards: np.ndarray | None = None
     step_ends: np.ndarray | None = None
@@ -97,7 +99,10 @@ def random_case(seed, rows=9, width=6, spread=0.4):
     """
     rng = np.random.default_rng(seed)
     groups = [f"prompt {g}" for g in rng.integers(0, max(rows // 3, 1), rows)]
-    rewards = rng.choice([0.0, 0.25, 1.0, rng.normal()], (rows, 2)) + rng.normal(size=(rows, 2)) * rng.integers(0, 2)
+    if seed % 3 == 1:  # any rewards; else within [0, 1], their weighted sum too
+        rewards = rng.choice([0.0, 1.0, rng.normal()], (rows, 2)) + rng.normal(size=(rows, 2)) * rng.integers(0, 2)
+    else:
+        rewards = rng.choice([0.0, 0.25, 1.0], (rows, 2))
     rewards[rng.random((rows, 2)) < 0.1] = np.nan
     if rows > 3:
         groups[rows - 1], rewards[rows - 2] = "alone", np.nan
@@ -112,10 +117,11 @@ def random_case(seed, rows=9, width=6, spread=0.4):
         ref_logp=logp + spread * rng.normal(size=logp.shape),
         rollout_logp=logp + spread * rng.normal(size=logp.shape),
         entropy=rng.exponential(1.0, logp.shape),
+        draws=np.random.default_rng([seed, 1]).random(logp.shape),
         token_rewards=rng.normal(size=logp.shape),
         step_ends=rng.random(logp.shape) < 0.5,
         greedy_rewards=rng.normal(size=(rows, 2)),
-        reward_weights=rng.uniform(0.5, 2.0, 2),
+        reward_weights=rng.uniform(0.5, 2.0, 2) if seed % 3 == 1 else rng.dirichlet([2, 2]),
     )
 
 
@@ -157,6 +163,15 @@ def loss_and_gradient(variant, case, dtype=torch.float64, counts=None, **changes
 
 # Values of every field that a spec string can set, small enough to matter for the cases above.
 FIELD_VALUES = {
+    "selection.keep": (1, 2, 8),
+    "transform.right": (0.1, 1.0),
+    "transform.wrong": (-1.0, 0.0),
+    "transform.above": (0.0, 0.5),
+    "transform.k": (1, 2, 4),
+    "baseline.level": (0.1, 0.4, 0.75),
+    "baseline.interpolation": ("inverse", "linear"),
+    "scale.cap": (0.5, 1e6),
+    "scale.mean": ("keep", "subtract"),
     "scale.eps": (0.0, 1e-6, 0.3),
     "scale.ddof": (0, 1),
     "scale.of": ("raw", "centred"),
@@ -189,6 +204,7 @@ FIELD_VALUES = {
     "overlong.statistics": ("keep", "drop"),
     "overlong.buffer": (16, 4096),
     "overlong.factor": (0.5, 1.0),
+    **cases_objectives.FIELD_VALUES,
 }
 
 
@@ -240,6 +256,9 @@ REFUSALS = (
     "scale.over='tokens' whitens the centred advantages",
     "correction.low and correction.high are both none",
     "singleton=raw has no effect",
+    "scale.over='tokens' subtracts the mean over tokens already",
+    "transform.right and transform.wrong are both",
+    *cases_objectives.REFUSALS,
 )
 
 
@@ -270,6 +289,18 @@ SPECS = (
     *(f"grpo,scale=batch_std,scale.of={of},scale.ddof=0" for of in ("raw", "centred")),
     *(f"rloo,scale=batch_std,scale.of={of},scale.eps_in=var,scale.eps=0.1" for of in ("raw", "centred")),
     *(f"{name},{WHITEN},scale.ddof={ddof}" for name in ("grpo", "rloo", "remax") for ddof in (0, 1)),
+    "reinforce,scale=batch_std,scale.mean=subtract,scale.of=centred,scale.eps=0.1",
+    "grpo,scale=group_mad,scale.eps=0.3",
+    "grpo,scale=group_mad,singleton=raw,baseline=none",
+    "grpo,scale=beta_density,scale.cap=0.7",
+    *(f"grpo,baseline=group_quantile,baseline.level={q},baseline.interpolation=linear" for q in (0.3, 0.8)),
+    *(f"{name},scale={s}" for name in ("reinforce", "rloo") for s in AXES["scale"].choices),
+    # selections and transforms
+    *(f"grpo,selection={s},selection.keep={k}" for s in ("shortest", "efficient") for k in (1, 2)),
+    *(f"rloo,transform=pass_at_k,transform.k={k}" for k in (1, 2, 3)),
+    "grpo,transform=pass_at_k,scale=bernoulli",
+    "rloo,transform=verdict",
+    "grpo,transform=verdict,transform.right=0.1,transform.wrong=0,transform.above=0.3",
     # credit
     *(
         f"grpo_process,baseline={b},scale={s}"
@@ -348,4 +379,5 @@ SPECS = (
     "grpo,tokens=top_entropy,tokens.denominator=kept,aggregation.empty_rows=exclude,correction=token_truncate",
     # conventions
     *(f"{name},conventions={c}" for name in gv.names() for c in ("trl", "verl")),
+    *cases_objectives.SPECS,
 )

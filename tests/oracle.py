@@ -10,8 +10,12 @@ absent inputs are None.
 
 import cmath
 import math
-import statistics
 from typing import Any, NamedTuple
+
+import oracle_advantages as wider
+
+from oracle_numbers import bounded, mean, minus, stop, variance
+from oracle_objectives import CLIPPING, STATISTICS, SURROGATES, Here, Loss
 
 STEP = 1e-30
 
@@ -23,43 +27,6 @@ class Outcome(NamedTuple):
     gradient: list[list[float]]
     metrics: dict[str, float]
     extrema: dict[str, float]
-
-
-# Numbers, real or complex
-
-
-def stop(z):
-    return complex(z).real
-
-
-def bounded(z, low, high):
-    if low is not None and stop(z) < low:
-        return low
-    if high is not None and stop(z) > high:
-        return high
-    return z
-
-
-def smaller(a, b):
-    return a if stop(a) <= stop(b) else b
-
-
-def larger(a, b):
-    return a if stop(a) >= stop(b) else b
-
-
-def minus(bound):
-    return None if bound is None else -bound
-
-
-def mean(numbers):
-    return float(statistics.mean(numbers)) if numbers else 0.0
-
-
-def variance(numbers, ddof):
-    if len(numbers) <= ddof:
-        return 0.0
-    return float(statistics.variance(numbers) if ddof else statistics.pvariance(numbers))
 
 
 # Advantages
@@ -109,14 +76,16 @@ BASELINES = {
     "greedy": greedy,
     "batch_mean": batch_mean,
     "length_weighted": length_weighted,
+    **wider.BASELINES,
 }
-OF_GROUP = ("group_mean", "leave_one_out", "length_weighted")
+OF_GROUP = ("group_mean", "leave_one_out", "length_weighted", *wider.BASELINES)
 
 
 def baseline(values, sample, samples):
     if values["baseline"] in OF_GROUP and len(siblings(sample, samples)) == 1:
         return sample.reward if values["singleton"] == "zero" else 0.0
-    return BASELINES[values["baseline"]](sample, samples)
+    rule = BASELINES[values["baseline"]]
+    return rule(values, sample, samples) if values["baseline"] in wider.BASELINES else rule(sample, samples)
 
 
 def no_scale(values, sample, samples):
@@ -135,7 +104,7 @@ def batch_std(values, sample, samples):
     return variance([s.reward - less * baseline(values, s, samples) for s in samples], values["scale.ddof"])
 
 
-SCALES = {"none": no_scale, "group_std": group_std, "batch_std": batch_std}
+SCALES = {"none": no_scale, "group_std": group_std, "batch_std": batch_std, **wider.SCALES}
 
 
 def over_root(values, number, var):
@@ -148,6 +117,10 @@ def over_root(values, number, var):
 
 
 def scaled(values, number, sample, samples):
+    if values["scale"] in wider.SCALES:
+        return wider.divided(values, number, sample, samples)
+    if values.get("scale.mean") == "subtract":
+        number -= mean([s.reward - baseline(values, s, samples) for s in samples])
     var = SCALES[values["scale"]](values, sample, samples)
     return number if var is None else over_root(values, number, var)
 
@@ -184,10 +157,12 @@ def total(row, weights):
     return sum(w * r for w, r in zip(weights, row, strict=True) if not math.isnan(r))
 
 
-def usable(x):
-    """Indices of the responses that enter statistics: valid, and with at least one reward."""
+def usable(values, x):
+    """Indices of the responses that enter statistics: valid, with at least one reward, and selected."""
     valid = x.get("valid") or [True] * len(x["rewards"])
-    return [i for i, row in enumerate(x["rewards"]) if valid[i] and not all(map(math.isnan, row))]
+    rows = [i for i, row in enumerate(x["rewards"]) if valid[i] and not all(map(math.isnan, row))]
+    samples = {i: sample_of(values, x, i, total(x["rewards"][i], x.get("reward_weights"))) for i in rows}
+    return wider.SELECTIONS[values["selection"]](values, samples)
 
 
 def sample_of(values, x, i, reward):
@@ -198,11 +173,12 @@ def sample_of(values, x, i, reward):
 
 def outcome(values, x):
     """One advantage a response."""
-    chosen = usable(x)
+    chosen = usable(values, x)
+    plain = {i: sample_of(values, x, i, total(x["rewards"][i], x.get("reward_weights"))) for i in chosen}
     samples = {}
     for i in chosen:
-        reward = total(x["rewards"][i], x.get("reward_weights")) - sum(penalties(values, x, i))
-        samples[i] = sample_of(values, x, i, reward)
+        reward = wider.TRANSFORMS[values["transform"]](values, plain[i], list(plain.values()))
+        samples[i] = sample_of(values, x, i, reward - sum(penalties(values, x, i)))
     everyone = list(samples.values())
     result = [0.0] * len(x["groups"])
     for i, s in samples.items():
@@ -229,7 +205,7 @@ def rewards_of_tokens(values, x, i):
 
 def reward_to_go(values, x):
     """One advantage a token: what is still to come, discounted once a token of the policy's own."""
-    chosen, mask = usable(x), x["mask"]
+    chosen, mask = usable(values, x), x["mask"]
     tokens, samples = {}, {}
     for i in chosen:
         penalty = penalties(values, x, i)
@@ -259,7 +235,7 @@ def reward_to_go(values, x):
 def process(values, x):
     """One advantage a token: the sum of the normalised rewards of the steps that end at it or later."""
     steps = {}
-    for i in usable(x):
+    for i in usable(values, x):
         for t, m in enumerate(x["mask"][i]):
             if m and x["step_ends"][i][t] and not math.isnan(x["token_rewards"][i][t]):
                 steps[i, t] = Sample(x["token_rewards"][i][t], x["groups"][i])
@@ -349,29 +325,6 @@ RATIOS = {
 }
 PER_RESPONSE = ("sequence", "sequence_product")
 
-
-class Loss(NamedTuple):
-    """A token's loss and whether it was clipped from below, from above."""
-
-    loss: Any
-    low: bool | None = None
-    high: bool | None = None
-
-
-def reinforce(values, d, a, lp):
-    return Loss(-stop(cmath.exp(d)) * a * lp)
-
-
-def clip(values, d, a, lp):
-    ratio = cmath.exp(d)
-    low, high = 1 - values["surrogate.low"], 1 + values["surrogate.high"]
-    gain = smaller(ratio * a, bounded(ratio, low, high) * a)
-    if a < 0 and values["surrogate.dual"] is not None:
-        gain = larger(gain, values["surrogate.dual"] * a)
-    return Loss(-gain, a < 0 and ratio.real < low, a > 0 and ratio.real > high)
-
-
-SURROGATES = {"reinforce": reinforce, "clip": clip}
 
 ESTIMATORS = {
     "k1": lambda u: -u,
@@ -557,47 +510,61 @@ class Token(NamedTuple):
     kept: bool
 
 
-def tokens_of(values, x, i, kept, logp=None):
+class Step(NamedTuple):
+    """What spans the batch: the cells that the token filter keeps, and the surrogate's statistics."""
+
+    kept: set
+    batch: Any = None
+
+
+def step_of(values, x, counts):
+    statistics = STATISTICS.get(values["surrogate"])
+    return Step(kept_cells(values, x, counts), statistics and statistics(values, x, counts))
+
+
+def tokens_of(values, x, i, step, logp=None):
     row = row_of(x, i, logp)
     if not row.logp:
         return []
     weights, at = corrections(values, x, i, row), [t for t, m in enumerate(x["mask"][i]) if m]
     result = []
-    for n, d in enumerate(RATIOS[values["ratio"]](values, row)):
-        term = SURROGATES[values["surrogate"]](values, d, row.advantage[n], row.logp[n])
-        stays = (i, at[n]) in kept
+    ratios = RATIOS[values["ratio"]](values, row)
+    for n, d in enumerate(ratios):
+        here = Here(d, row.advantage[n], row.logp[n], row, ratios, n, (i, at[n]), step.batch)
+        term = SURROGATES[values["surrogate"]](values, here)
+        stays = (i, at[n]) in step.kept
         policy = weights[n] * term.loss if stays and weights[n] != 0 else 0.0
         kl = kl_term(values, d, row.logp[n], row.ref[n]) if in_loss(values) else 0.0
         result.append(Token(policy, kl, stop(cmath.exp(d)), term, weights[n], stays))
     return result
 
 
-def row_loss(values, x, i, kept, logp=None):
+def row_loss(values, x, i, step, logp=None):
     beta = values["kl.beta"] if in_loss(values) else 0.0
-    return sum((token.policy + beta * token.kl for token in tokens_of(values, x, i, kept, logp)), 0.0)
+    return sum((token.policy + beta * token.kl for token in tokens_of(values, x, i, step, logp)), 0.0)
 
 
-def row_gradient(values, x, i, kept):
+def row_gradient(values, x, i, step):
     """Derivative of a response's loss with respect to each of its log-probabilities, by complex steps."""
     at = [t for t, m in enumerate(x["mask"][i]) if m]
     gradient = [0.0] * len(x["mask"][i])
     for t in at:
         moved = [complex(x["logp"][i][u], STEP if u == t else 0.0) for u in at]
-        gradient[t] = complex(row_loss(values, x, i, kept, moved)).imag / STEP
+        gradient[t] = complex(row_loss(values, x, i, step, moved)).imag / STEP
     return gradient
 
 
 def loss_and_gradient(values, x, counts=None):
     """Loss of a batch, its gradient, metrics and extrema; `counts` of the step, or the batch is the step."""
     here = count(x, valid_cells(x))
-    kept = kept_cells(values, x, counts or here)
-    cells = kept if values.get("tokens.denominator") == "kept" else set(valid_cells(x))
+    step = step_of(values, x, counts or here)
+    cells = step.kept if values.get("tokens.denominator") == "kept" else set(valid_cells(x))
     weights = row_weights(values, x, counts or count(x, cells), cells)
     average = (counts or {}).get("grad_average", 1)
     rows = range(len(x["mask"]))
-    loss = average * sum(weights[i] * stop(row_loss(values, x, i, kept)) for i in rows)
-    gradient = [[average * weights[i] * g for g in row_gradient(values, x, i, kept)] for i in rows]
-    tokens = [tokens_of(values, x, i, kept) for i in rows]
+    loss = average * sum(weights[i] * stop(row_loss(values, x, i, step)) for i in rows)
+    gradient = [[average * weights[i] * g for g in row_gradient(values, x, i, step)] for i in rows]
+    tokens = [tokens_of(values, x, i, step) for i in rows]
     return Outcome(loss, gradient, metrics(values, x, tokens, weights, counts or here), extrema(values, x, tokens))
 
 
@@ -616,7 +583,7 @@ def metrics(values, x, tokens, weights, counts):
         "policy_loss": sum(w * sum(stop(k.policy) for k in row) for w, row in zip(weights, tokens, strict=True)),
         "ratio/mean": share(lambda i: [k.ratio for k in tokens[i]], one),
     }
-    if values["surrogate"] == "clip":
+    if values["surrogate"] in CLIPPING:
         found["clip/low"] = share(lambda i: [k.clip.low for k in tokens[i]], one)
         found["clip/high"] = share(lambda i: [k.clip.high for k in tokens[i]], one)
         found["clip/region"] = share(lambda i: [k.clip.low or k.clip.high for k in tokens[i]], one)

@@ -137,7 +137,7 @@ def test_the_generator_writes_what_is_missing_and_removes_what_is_gone(tmp_path,
     readme = (tmp_path / "README.md").read_text()
     assert readme.startswith("before\n<!-- begin variants -->\n| variant |")
     assert "[dapo](docs/variants/dapo.md)" in readme
-    assert "old" not in readme
+    assert "-->old<!--" not in readme
     capsys.readouterr()
     docs_pages.main(tmp_path)
     assert capsys.readouterr().out == ""

@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import LENGTH, counts_for, loss_and_gradient, random_case, with_advantages
+from cases import LENGTH, TOKEN_INPUTS, counts_for, loss_and_gradient, random_case, with_advantages
 from torch.testing import assert_close
 
 import grpo_variants as gv
+from grpo_variants.aggregation import Constant
+from grpo_variants.surrogate import Clip
 
 NAN = float("nan")
 GROUPED = [n for n in gv.names() if gv.get(n).baseline.of_group and not gv.get(n).per_token]
@@ -55,7 +57,7 @@ def test_an_empty_row_adds_nothing_and_counts_as_a_response(name):
     assert not case.mask[1].any()
     loss, gradient, _ = loss_and_gradient(variant, case)
     fewer, slope, _ = loss_and_gradient(variant, case[others])
-    share = 1.0 if name in ("dapo", "reinforce_pp", "reinforce_pp_baseline") else 8 / 9
+    share = 8 / 9 if hasattr(variant.aggregation, "empty_rows") else 1.0  # rules that divide by N
     assert_close(loss, fewer * share)
     assert_close(gradient[others], slope * share)
     assert_close(gradient[1], torch.zeros_like(gradient[1]), rtol=0, atol=0)
@@ -81,10 +83,13 @@ def test_a_batch_of_one_response_with_one_token(name):
     # Alone there is nothing to compare with, and no deviation to divide by; two members keep the reward itself.
     total = float(case.rewards[0] @ case.reward_weights)
     own = {"reinforce": total, "remax": total - float(case.greedy_rewards[0] @ case.reward_weights)}
+    own |= {"w_reinforce": 0.1, "psr": 1.0, "nsr": 0.0}  # a reward above 0 is a right answer
     assert_close(found.flatten(), torch.tensor([own.get(name, 0.0)], dtype=torch.float64))
-    on_policy = replace(case, advantages=np.array([2.0]), old_logp=None, ref_logp=case.logp)
+    on_policy = replace(
+        case, advantages=np.array([2.0]), old_logp=None, ref_logp=case.logp, rollout_logp=case.logp, groups=["g"]
+    )
     _, gradient, _ = loss_and_gradient(variant, on_policy)
-    assert gradient.item() == pytest.approx(-2 / LENGTH if name == "dr_grpo" else -2)
+    assert gradient.item() == pytest.approx(-2 / LENGTH if isinstance(variant.aggregation, Constant) else -2)
 
 
 # Groups of one, uneven and interleaved groups
@@ -155,14 +160,14 @@ def test_equal_rewards_have_an_advantage_of_exactly_zero(baseline, value, dtype)
 @pytest.mark.parametrize("name", GROUPED)
 def test_one_constant_group_among_others_has_exactly_zero(name):
     """Where a batch statistic divides, the constant group's centred rewards are 0 before it, and equal after it."""
-    rewards, groups = [0.7] * 8 + [0.1, 0.9, 0.4], [0] * 8 + [1] * 3
-    found = gv.advantages(name, rewards, groups, lengths=[2] * 11)
+    rewards, groups = [0.7] * 8 + [0.1, 0.9, 0.4, 0.2, 0.3], [0] * 8 + [1] * 5
+    found = gv.advantages(name, rewards, groups, lengths=[2] * 13)
     if name == "reinforce_pp_baseline":
         assert found[:8].tolist() == [found[0].item()] * 8
         assert float(found.mean()) == pytest.approx(0, abs=1e-6)
     else:
         assert found[:8].tolist() == [0.0] * 8
-    assert found[8:].abs().min() > 0.01
+    assert found[8:].abs().max() > 0.01
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
@@ -254,20 +259,35 @@ def test_a_response_without_loss_tokens_stays_in_its_groups_statistics():
 # Overflow
 
 
-@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
-@pytest.mark.parametrize("name", [n for n in gv.names() if gv.get(n).surrogate.needs_ratio])
-def test_a_log_ratio_of_100_is_finite(name, advantage):
-    """exp(100) is infinite in float32, and 0 times infinity no number; bounded at 20 it is 4.9e8, without gradient."""
-    logp = torch.zeros(1, 2, requires_grad=True)
-    x = tokens(logp, [[1, 1]], [advantage], old_logp=torch.full((1, 2), -100.0), ref_logp=torch.zeros(1, 2))
-    variant = gv.get(name)
-    out = gv.policy_loss(variant, x, gv.Counts(tokens=2, sequences=1, length=2))
+def far_off_policy(variant, advantage, log_ratio=100.0):
+    """Loss and gradient of one response of two tokens whose old policy gave them next to no probability."""
+    logp, old = torch.zeros(1, 2, requires_grad=True), torch.full((1, 2), -log_ratio)
+    given = {"old_logp": old, "rollout_logp": old, "ref_logp": torch.zeros(1, 2), "entropy": torch.ones(1, 2)}
+    x = tokens(logp, [[1, 1]], [advantage], **given, row_weights=torch.tensor([0.5]))
+    out = gv.policy_loss(variant, x, gv.Counts(tokens=2, sequences=1, length=2, prompts=1))
     out.loss.backward()
-    # For A = 1 the loss is that of the clip, for A = -1 it is the bound's.
-    high = 1 + variant.surrogate.high
-    expected = {0.0: 0.0, 1.0: -high, -1.0: math.exp(20)}[advantage]
-    assert out.loss.item() == pytest.approx(expected, rel=1e-6)
-    assert logp.grad.abs().max() == 0
+    return out.loss.item(), logp.grad
+
+
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("name", [n for n in gv.names() if isinstance(gv.get(n).surrogate, Clip)])
+def test_a_log_ratio_of_100_is_clipped_or_bounded(name, advantage):
+    """exp(100) is infinite in float32, and 0 times infinity no number; bounded at 20 it is 4.9e8, without gradient."""
+    surrogate = gv.get(name).surrogate
+    loss, gradient = far_off_policy(gv.get(name), advantage)
+    # For A = 1 the loss is that of the clip, for A = -1 it is the bound's, or the dual clip's.
+    expected = {0.0: 0.0, 1.0: -1 - surrogate.high, -1.0: surrogate.dual or math.exp(20)}[advantage]
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert gradient.abs().max() == 0
+
+
+@pytest.mark.parametrize("log_ratio", [100.0, -100.0])
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("name", [n for n in gv.names() if not isinstance(gv.get(n).surrogate, Clip)])
+def test_a_log_ratio_of_100_is_finite(name, advantage, log_ratio):
+    loss, gradient = far_off_policy(gv.get(name), advantage, log_ratio)
+    assert math.isfinite(loss)
+    assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("difference", [100.0, -100.0])
@@ -316,7 +336,7 @@ def test_dr_grpo_divides_by_the_given_length_whatever_the_width():
         case = with_advantages(random_case(0), variant)
         wide = {
             n: np.pad(getattr(case, n), ((0, 0), (0, width - 6)))
-            for n in ("mask", "logp", "old_logp", "ref_logp", "rollout_logp", "entropy")
+            for n in ("mask", *TOKEN_INPUTS)
         }
         loss, _, _ = loss_and_gradient(variant, replace(case, **wide), counts=counts_for(variant, case))
         ratio = np.exp(case.logp - case.old_logp)

@@ -222,7 +222,7 @@ REFUSALS = {
     "grpoo": ["unknown variant 'grpoo'; known: reinforce, rloo, grpo", "Did you mean 'grpo'?"],
     "": ["unknown variant ''; known: "],
     # Axes and choices
-    "grpo,surogate=clip": ["grpo: unknown axis 'surogate'; axes: baseline, scale", "Did you mean 'surrogate'?"],
+    "grpo,surogate=clip": ["grpo: unknown axis 'surogate'; axes: selection, transform, baseline", "Did you mean 'surrogate'?"],
     "grpo,surogate.high=1": ["grpo: unknown axis 'surogate'"],
     "grpo,surrogate=clop": ["grpo: surrogate='clop' is unknown; choices of surrogate: ", "Did you mean 'clip'?"],
     "grpo,kl=k1+k2": ["grpo: kl='k1+k2' is unknown; choices of kl: none, k1, k2, k3, abs."],
@@ -303,6 +303,7 @@ def test_refusals_say_what_was_given_and_what_is_allowed(spec):
 
 
 FENCED = {
+    "grpo_process,transform=verdict": "a transform is of a response's reward as a whole",
     "grpo,ratio=none": "this surrogate clips an importance ratio, so ratio=none leaves it without effect",
     "gspo,credit=reward_to_go": "this ratio has one value a response but this credit gives one advantage a token",
     "grpo_process,ratio=sequence_product": "choose ratio=sequence_token (GSPO-token), ratio=token, or credit=outcome",
@@ -405,5 +406,5 @@ def test_properties_of_a_variant():
 
 
 def test_every_axis_is_a_field_of_a_variant():
-    described = {"name", "summary", "formula", "references", "hosts"}
+    described = {"name", "summary", "formula", "note", "references", "hosts"}
     assert {f.name for f in fields(gv.Variant)} - described == set(AXES)

@@ -151,6 +151,8 @@ def test_the_specs_cover_every_choice_and_every_field_of_the_two_ends_that_compu
 
 def test_the_oracle_knows_every_choice():
     tables = {
+        "selection": oracle.wider.SELECTIONS,
+        "transform": oracle.wider.TRANSFORMS,
         "baseline": oracle.BASELINES,
         "scale": oracle.SCALES,
         "credit": oracle.CREDITS,

@@ -1,0 +1,152 @@
+"""Members that differ in the advantage, worked by hand; the notation is that of tests/handworked.py."""
+
+from __future__ import annotations
+
+from math import pi
+from typing import Any
+
+from handworked_case import PAIR, Case, _
+
+# What the members share: their losses, with advantages 1.5 and -0.5 of two responses of 3 and 2 tokens.
+# Policy terms -min(rho A, clip(rho, 0.8, 1.2) A):
+#   A = 1.5:  rho 2 -> -1.8 (clipped); 1.1 -> -1.65; 0.5 -> -0.75. Sum -4.2.
+#   A = -0.5: rho 0.5 -> 0.4 (clipped); 2 -> 1.0. Sum 1.4.
+OFF_POLICY: dict[str, Any] = {"policy": PAIR["policy"], "old": PAIR["old"], "given": [1.5, -0.5]}
+# Token mean: L = -2.8/5. Gradient: 0, -1.65/5, -0.75/5 | 0, 1/5.
+CLIP_TOKEN_MEAN: dict[str, Any] = {**OFF_POLICY, "loss": -0.56, "gradient": [[0, -0.33, -0.15], [0, _, 0.2]]}
+# Sequence mean: L = (-4.2/3 + 1.4/2)/2. Gradient: 0, -1.65/6, -0.75/6 | 0, 1/4.
+CLIP_SEQUENCE_MEAN: dict[str, Any] = {**OFF_POLICY, "loss": -0.35, "gradient": [[0, -0.275, -0.125], [0, _, 0.25]]}
+# No ratio: old is not read. With ln 0.022 = -3.816712825624 and ln 0.06 = -2.813410716760
+#   L = -(1.5 * -3.816712825624 - 0.5 * -2.813410716760)/5 = 4.318363880056/5. Gradient -A/5.
+SCORE_TOKEN_MEAN: dict[str, Any] = {
+    **OFF_POLICY,
+    "loss": 0.863672776011,
+    "gradient": [[-0.3, -0.3, -0.3], [0.1, _, 0.1]],
+}
+# The same over N = 2 responses: 4.318363880056/2. Gradient -A/2.
+SCORE_SEQUENCE_SUM: dict[str, Any] = {
+    **OFF_POLICY,
+    "loss": 2.159181940028,
+    "gradient": [[-0.75, -0.75, -0.75], [0.25, _, 0.25]],
+}
+
+RAW_STD = 1.000001
+LOO_STD = 3.125**0.5 + 1e-6
+PASS_STD = 14**0.5 / 15 + 1e-6
+QAE_STD = 0.3**0.5 + 1e-6
+BETA = 8 * 0.1875**0.5 / pi
+
+CASES: dict[str, Case] = {
+    "opo": Case(
+        # Group a, rewards 0, 1, 3 of 1, 2, 3 tokens: (0 + 2 + 9)/6 = 11/6. Group b, rewards 1, 0 of 3, 1: 3/4.
+        rollouts={"rewards": [0, 1, 1, 0, 3], "groups": ["a", "b", "a", "b", "a"], "lengths": [1, 3, 2, 1, 3]},
+        advantages=[-11 / 6, 0.25, -5 / 6, -0.75, 7 / 6],
+        **SCORE_TOKEN_MEAN,
+    ),
+    "lite_ppo": Case(
+        # Group a, rewards 0, 1: mean 1/2. Group b, rewards 0, 2, 2: mean 4/3. All five: mean 1, variance 4/4 = 1.
+        rollouts={"rewards": [0, 0, 1, 2, 2], "groups": ["a", "b", "a", "b", "b"]},
+        advantages=[n / RAW_STD for n in (-0.5, -4 / 3, 0.5, 2 / 3, 2 / 3)],
+        **CLIP_TOKEN_MEAN,
+    ),
+    "agapo": Case(
+        # Leave-one-out as in rloo: -2, -0.5, 2.5 | 1, -1. They add up to 0; squares 4 + 0.25 + 6.25 + 1 + 1 = 12.5,
+        # variance 12.5/4 = 3.125.
+        rollouts={"rewards": [0, 1, 1, 0, 3], "groups": ["a", "b", "a", "b", "a"]},
+        advantages=[n / LOO_STD for n in (-2, 1, -0.5, -1, 2.5)],
+        **SCORE_SEQUENCE_SUM,
+    ),
+    "maxrl": Case(
+        # Group a, one right of four: mean 1/4. Group b, two of three: mean 2/3. Group c, none: 0.
+        rollouts={"rewards": [1, 0, 0, 0, 1, 1, 0, 0, 0], "groups": [*"aaaa", *"bbb", *"cc"]},
+        advantages=[
+            *(n / 0.250001 for n in (0.75, -0.25, -0.25, -0.25)),
+            *(n / (2 / 3 + 1e-6) for n in (1 / 3, 1 / 3, -2 / 3)),
+            *(0, 0),
+        ],
+        **CLIP_TOKEN_MEAN,
+    ),
+    "gpg": Case(
+        # Groups a (1, 0) and c (0, 0, 1) have a signal, b (1, 1, 1) has none: 8/(8 - 3) = 1.6.
+        rollouts={"rewards": [1, 0, 1, 1, 1, 0, 0, 1], "groups": [*"aa", *"bbb", *"ccc"]},
+        advantages=[0.8, -0.8, 0, 0, 0, -1.6 / 3, -1.6 / 3, 3.2 / 3],
+        **SCORE_TOKEN_MEAN,
+    ),
+    "passk": Case(
+        # Group a, rewards 0, 1, 3: the best leads by 2. Group b, 2, 2: a tie. Group c, -1, 0.5: by 1.5.
+        rollouts={"rewards": [0, 1, 3, 2, 2, -1, 0.5], "groups": [*"aaa", *"bb", *"cc"]},
+        advantages=[0, 0, 2, 0, 0, 0, 1.5],
+        **CLIP_TOKEN_MEAN,
+    ),
+    "passk_analytic": Case(
+        # Six responses, two right, k = 4. R = 1 - C(4,4)/C(6,4) = 14/15, sqrt(R (1 - R)) = sqrt(14)/15.
+        # Right: 1 - R = 1/15. Wrong: 1 - C(3,3)/C(5,3) - R = 9/10 - 14/15 = -1/30. Group b, all right: 0.
+        rollouts={"rewards": [1, 0, 0, 1, 0, 0, 1, 1], "groups": [*"aaaaaa", *"bb"]},
+        advantages=[*(n / PASS_STD for n in (1 / 15, -1 / 30, -1 / 30, 1 / 15, -1 / 30, -1 / 30)), 0, 0],
+        **CLIP_TOKEN_MEAN,
+    ),
+    "mc_grpo": Case(
+        # Group a, rewards 0, 1, 4, 2, 2: median 2, distances 2, 1, 2, 0, 0 with median 1.
+        # Group b, rewards 1, 0, 0: median 0, distances 1, 0, 0 with median 0: only 0.001 divides.
+        rollouts={"rewards": [0, 1, 4, 2, 2, 1, 0, 0], "groups": [*"aaaaa", *"bbb"]},
+        advantages=[-2 / 1.001, -1 / 1.001, 2 / 1.001, 0, 0, 1000, 0, 0],
+        **CLIP_SEQUENCE_MEAN,
+    ),
+    "qae": Case(
+        # Group a, two right of five: at most 0.6, baseline 0; variance (2 * 0.36 + 3 * 0.16)/4 = 0.3.
+        # Group b, three right of four: above 0.6, baseline 1; variance (3 * 0.0625 + 0.5625)/3 = 0.25.
+        rollouts={"rewards": [1, 0, 0, 0, 1, 1, 1, 1, 0], "groups": [*"aaaaa", *"bbbb"]},
+        advantages=[1 / QAE_STD, 0, 0, 0, 1 / QAE_STD, 0, 0, 0, -1 / 0.500001],
+        # -min(rho A, clip(rho, 0.8, 1.28) A), as dapo:
+        #   A = 1.5:  rho 1.25 -> -1.875; 2 -> -1.92 (clipped); 0.5 -> -0.75. Sum -4.545.
+        #   A = -0.5: rho 0.5 -> 0.4 (clipped). A = -0.5: rho 2 -> 1.0; 0.9 -> 0.45. Sum 1.45.
+        policy=[[0.5, 0.6, 0.1], [0.1, _, _], [_, 0.6, 0.45]],
+        old=[[0.4, 0.3, 0.2], [0.2, _, _], [_, 0.3, 0.5]],
+        given=[1.5, -0.5, -0.5],
+        loss=-2.695 / 6,
+        gradient=[[-0.3125, 0, -0.125], [0, _, _], [_, 1 / 6, 0.075]],
+    ),
+    "w_reinforce": Case(
+        # Right where the reward is above 0.
+        rollouts={"rewards": [1, 0, -1, 0.5], "groups": ["a", "a", "b", "b"]},
+        advantages=[0.1, -1, -1, 0.1],
+        **CLIP_TOKEN_MEAN,
+    ),
+    "psr": Case(
+        rollouts={"rewards": [1, 0, -1, 0.5], "groups": ["a", "a", "b", "b"]},
+        advantages=[1, 0, 0, 1],
+        **CLIP_TOKEN_MEAN,
+    ),
+    "nsr": Case(
+        rollouts={"rewards": [1, 0, -1, 0.5], "groups": ["a", "a", "b", "b"]},
+        advantages=[0, -1, -1, 0],
+        **CLIP_TOKEN_MEAN,
+    ),
+    "bnpo": Case(
+        # Means of the groups 1/2, 1/4, 3/4: m = 1/2, v = (1/16 + 1/16)/2 = 1/16, m (1 - m)/v - 1 = 3, a = b = 3/2,
+        # so f is Beta(3/2, 3/2): sqrt(p (1 - p)) over B(3/2, 3/2) = Gamma(3/2)^2 / Gamma(3) = pi/8.
+        # f(1/2) = 4/pi, f(1/4) = f(3/4) = 8 sqrt(3/16)/pi.
+        rollouts={"rewards": [1, 0, 1, 0, 0, 0, 1, 1, 1, 0], "groups": [*"aa", *"bbbb", *"cccc"]},
+        advantages=[
+            *(0.5 * pi / 4, -0.5 * pi / 4),
+            *(n / BETA for n in (0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75)),
+        ],
+        **CLIP_TOKEN_MEAN,
+    ),
+    "gfpo": Case(
+        # Nine responses, the longest of 20 tokens is out. Of the eight others four are right: mean 1/2, population
+        # deviation 1/2; 0.5/0.500001.
+        rollouts={
+            "rewards": [1, 0, 1, 1, 0, 1, 0, 1, 0],
+            "groups": ["q"] * 9,
+            "lengths": [4, 4, 20, 1, 2, 3, 8, 7, 5],
+        },
+        advantages=[n / 0.500001 for n in (0.5, -0.5, 0, 0.5, -0.5, 0.5, -0.5, 0.5, -0.5)],
+        # The policy terms as above, and 0.001 k3. Summed over tokens k3 is 0.5 | ln(4/3) = 0.287682072452 (see PAIR).
+        # L = (-2.8 + 0.001 * 0.787682072452)/5. Gradient of k3 is 1 - e^u: -1, 0.5, 0 | 0.5, -0.5.
+        **PAIR,
+        given=[1.5, -0.5],
+        loss=-0.559842463586,
+        gradient=[[-0.0002, -0.3299, -0.15], [0.0001, _, 0.1999]],
+    ),
+}

@@ -1,0 +1,154 @@
+"""The oracle's wider advantage side: order statistics, other scales, transforms and selections, as loops.
+
+As tests/oracle.py, which takes these tables in: plain numbers, nothing of the package, straight from the formulas.
+A sample has a reward, a group and a length; `values` are those of a spec string.
+"""
+
+import math
+from fractions import Fraction
+from itertools import combinations
+
+
+def group_of(sample, samples):
+    return [other for other in samples if other.group == sample.group]
+
+
+def rewards_of(sample, samples):
+    return [other.reward for other in group_of(sample, samples)]
+
+
+def average(numbers):
+    return float(sum(map(Fraction, numbers)) / len(numbers))
+
+
+def constant(numbers):
+    return min(numbers) == max(numbers)
+
+
+# Baselines
+
+
+def second_best(values, sample, samples):
+    group = group_of(sample, samples)
+    best = max(s.reward for s in group)
+    winner = [s for s in group if s.reward == best][-1]
+    return max(s.reward for s in group if s is not winner) if sample is winner else sample.reward
+
+
+def median(numbers):
+    ordered, n = sorted(numbers), len(numbers)
+    return ordered[n // 2] if n % 2 else ordered[n // 2 - 1] + (ordered[n // 2] - ordered[n // 2 - 1]) / 2
+
+
+def group_median(values, sample, samples):
+    return median(rewards_of(sample, samples))
+
+
+def group_quantile(values, sample, samples):
+    ordered, level = sorted(rewards_of(sample, samples)), values["baseline.level"]
+    if values["baseline.interpolation"] == "inverse":
+        return next(x for i, x in enumerate(ordered) if (i + 1) / len(ordered) >= level - 1e-12)
+    position = level * (len(ordered) - 1)
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+
+
+BASELINES = {"second_best": second_best, "group_median": group_median, "group_quantile": group_quantile}
+
+
+# Scales: what a number is divided by; None for no signal
+
+
+def mean_reward(values, sample, samples):
+    mean = average(rewards_of(sample, samples))
+    return mean + values["scale.eps"] if mean > 0 else None
+
+
+def group_mad(values, sample, samples):
+    rewards = rewards_of(sample, samples)
+    return median([abs(r - median(rewards)) for r in rewards]) + values["scale.eps"]
+
+
+def bernoulli(values, sample, samples):
+    p = average(rewards_of(sample, samples))
+    return math.sqrt(p * (1 - p)) + values["scale.eps"] if 0 < p < 1 else None
+
+
+def beta_density(values, sample, samples):
+    groups = dict.fromkeys(s.group for s in samples)
+    means = [average([s.reward for s in samples if s.group == g]) for g in groups]
+    p = average(rewards_of(sample, samples))
+    if not 0 < p < 1:
+        return None
+    alpha = beta = 1.0
+    if not constant(means):
+        m = average(means)
+        v = sum((x - m) ** 2 for x in means) / (len(means) - 1)
+        size = m * (1 - m) / v - 1
+        alpha, beta = max(1 + size * m / 3, 1), max(1 + size * (1 - m) / 3, 1)
+    whole = math.gamma(alpha) * math.gamma(beta) / math.gamma(alpha + beta)
+    return max(p ** (alpha - 1) * (1 - p) ** (beta - 1) / whole, 1 / values["scale.cap"])
+
+
+def signal_share(values, sample, samples):
+    mixed = [s for s in samples if not constant(rewards_of(s, samples))]
+    return len(mixed) / len(samples) if mixed else None
+
+
+SCALES = {
+    "group_mean": mean_reward,
+    "group_mad": group_mad,
+    "bernoulli": bernoulli,
+    "beta_density": beta_density,
+    "signal_share": signal_share,
+}
+# Those that a group of one is not divided by where it keeps its raw reward.
+OF_GROUP = ("group_mean", "group_mad", "bernoulli", "beta_density")
+
+
+def divided(values, number, sample, samples):
+    alone = len(group_of(sample, samples)) == 1 and values["singleton"] == "raw"
+    if alone and values["scale"] in OF_GROUP:
+        extra = values.get("scale.eps", 0.0)
+        return number / (1 + extra)
+    scale = SCALES[values["scale"]](values, sample, samples)
+    return number / scale if scale else 0.0
+
+
+# Transforms: reward of a sample among all
+
+
+def verdict(values, sample, samples):
+    return values["transform.right"] if sample.reward > values["transform.above"] else values["transform.wrong"]
+
+
+def pass_at_k(values, sample, samples):
+    """The mean of the maximum over every subset that holds the sample."""
+    others = [s.reward for s in group_of(sample, samples) if s is not sample]
+    drawn = min(values["transform.k"] - 1, len(others))
+    return average([max([sample.reward, *chosen]) for chosen in combinations(others, drawn)])
+
+
+TRANSFORMS = {"none": lambda values, sample, samples: sample.reward, "verdict": verdict, "pass_at_k": pass_at_k}
+
+
+# Selections: indices that stay
+
+
+def cheapest(cost):
+    def select(values, samples):
+        kept = []
+        for group in {s.group: None for s in samples.values()}:
+            members = sorted((cost(s), i) for i, s in samples.items() if s.group == group)
+            kept += [i for _, i in members[: values["selection.keep"]]]
+        return sorted(kept)
+
+    return select
+
+
+SELECTIONS = {
+    "none": lambda values, samples: list(samples),
+    "shortest": cheapest(lambda s: s.length),
+    "efficient": cheapest(lambda s: -s.reward / max(s.length, 1)),
+}
