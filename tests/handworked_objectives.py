@@ -5,6 +5,7 @@ w is old / rollout. Where a member's advantages are GRPO's or DAPO's, they are w
 
 from __future__ import annotations
 
+from math import log as ln
 from typing import Any
 
 from handworked_case import FOUR, PAIR, Case, Table, _, numbers
@@ -24,6 +25,7 @@ THREE: dict[str, Table] = {
     "policy": [[0.5, 0.6, 0.1], [0.1, _, _], [_, 0.6, 0.45]],
     "old": [[0.4, 0.3, 0.2], [0.2, _, _], [_, 0.3, 0.5]],
 }
+PAIR_WITHOUT_REFERENCE: dict[str, Table] = {"policy": PAIR["policy"], "old": PAIR["old"]}
 # With PAIR: w = 2, 1, 0.25 | 20/3, 1.5
 ROLLOUT: Table = [[0.1, 0.5, 0.8], [0.03, _, 0.2]]
 
@@ -122,5 +124,128 @@ CASES: dict[str, Case] = {
             [0.001 * 0.346573590280 / 6, _, (1 - 0.001 * 0.810930216216) / 6],
             [-0.001 * 0.346573590280 / 6, 0, _],
         ],
+    ),
+    "cispo": Case(
+        **NORMALISED,
+        # rho 2, 1.1, 0.5 | 0.5, 6, capped at 5. -w A ln p:
+        #   A = 1.5:  -1.5 (2 ln 0.4 + 1.1 ln 0.55 + 0.5 ln 0.1)
+        #   A = -0.5: 0.5 (0.5 ln 0.1 + 5 ln 0.6)
+        # L = their sum / 5 tokens. Gradient -w A / 5, the capped token's too.
+        policy=PAIR["policy"],
+        old=[[0.2, 0.5, 0.2], [0.2, _, 0.1]],
+        given=[1.5, -0.5],
+        loss=(-1.5 * (2 * ln(0.4) + 1.1 * ln(0.55) + 0.5 * ln(0.1)) + 0.5 * (0.5 * ln(0.1) + 5 * ln(0.6))) / 5,
+        gradient=[[-0.6, -0.33, -0.15], [0.05, _, 0.5]],
+    ),
+    "scalerl": Case(
+        # Centred rewards 0.5, -0.5 | 1, -1: variance 2.5 / 3, std 0.912870929175.
+        rollouts={"rewards": [1, 2, 0, 0], "groups": ["a", "b", "a", "b"]},
+        advantages=[0.5 / 0.912871929175, 1 / 0.912871929175, -0.5 / 0.912871929175, -1 / 0.912871929175],
+        # Group a: responses 1 and 2, of 3 and 1 tokens; group b: response 3, of 2. Weights 1/(2 * 4) and 1/(2 * 2).
+        # rho to the engine: 1.25, 2, 0.5 | 0.5 | 6, capped at 5, and 0.9.
+        policy=THREE["policy"],
+        rollout=[[0.4, 0.3, 0.2], [0.2, _, _], [_, 0.1, 0.5]],
+        extras={"groups": ["a", "a", "b"]},
+        given=[1.5, -0.5, -0.5],
+        loss=(-1.5 * (1.25 * ln(0.5) + 2 * ln(0.6) + 0.5 * ln(0.1)) + 0.25 * ln(0.1)) / 8
+        + 0.5 * (5 * ln(0.6) + 0.9 * ln(0.45)) / 4,
+        gradient=[[-1.875 / 8, -0.375, -0.75 / 8], [0.03125, _, _], [_, 0.625, 0.1125]],
+    ),
+    "topr": Case(
+        rollouts={"rewards": [1, -1, -1], "groups": ["a", "a", "b"]},
+        advantages=[1, -1, -1],
+        # S = 2 * 1.1 * 0.5 = 1.1 | 0.5 * 3 = 1.5, tapered to 1 | 0.5. Weight 1 for A = 1.5; -w A ln p summed:
+        #   -1.5 ln 0.022 | 0.5 ln 0.06 | 0.5 ln 0.1. L = their sum / 3.
+        policy=[[0.4, 0.55, 0.1], [0.1, _, 0.6], [0.1, _, _]],
+        rollout=[[0.2, 0.5, 0.2], [0.2, _, 0.2], [0.2, _, _]],
+        given=[1.5, -0.5, -1],
+        loss=(-1.5 * ln(0.022) + 0.5 * ln(0.06) + 0.5 * ln(0.1)) / 3,
+        gradient=[[-0.5, -0.5, -0.5], [0.5 / 3, _, 0.5 / 3], [0.5 / 3, _, _]],
+    ),
+    "vespo": Case(
+        **NORMALISED,
+        # S = 1.1 | 0.5 * 3 = 1.5. phi:
+        #   A = 1.5:  e^3 1.1^2 e^-3.3 = 1.21 e^-0.3 = 0.896390047025
+        #   A = -0.5: e^2 1.5^3 e^-3 = 3.375 / e = 1.241593113954
+        # L = (-0.896... * 1.5 ln 0.022 + 1.241... * 0.5 ln 0.06) / 5 tokens. Gradient -phi A / 5 at every token.
+        policy=PAIR["policy"],
+        old=[[0.2, 0.5, 0.2], [0.2, _, 0.2]],
+        given=[1.5, -0.5],
+        loss=(-0.896390047025 * 1.5 * ln(0.022) + 1.241593113954 * 0.5 * ln(0.06)) / 5,
+        gradient=[[-0.268917014107] * 3, [0.124159311395, _, 0.124159311395]],
+    ),
+    "dppo_tv": Case(
+        **NORMALISED,
+        # p - q: 0.3 (A > 0: dropped), 0.05, 0.048 | -0.25 (A < 0: dropped), 0.3 (A < 0: kept). rho 1.1, 25 (capped at 20) | 2.
+        #   -1.5 (1.1 ln 0.55 + 20 ln 0.05) | 0.5 * 2 ln 0.6. L = their sum / 5 tokens.
+        policy=[[0.4, 0.55, 0.05], [0.1, _, 0.6]],
+        rollout=[[0.1, 0.5, 0.002], [0.35, _, 0.3]],
+        given=[1.5, -0.5],
+        loss=(-1.5 * (1.1 * ln(0.55) + 20 * ln(0.05)) + ln(0.6)) / 5,
+        gradient=[[0, -0.33, -6], [0, _, 0.2]],
+    ),
+    "dppo_kl": Case(
+        **NORMALISED,
+        # q ln(q/p) + (1-q) ln((1-q)/(1-p)):
+        #   p 0.6, q 0.42: 0.42 ln 0.7 + 0.58 ln 1.45 = 0.0657 (A > 0: dropped, though p - q is 0.18)
+        #   p 0.55, q 0.5: 0.0050; p 0.05, q 0.002: 0.002 ln 0.04 + 0.998 ln(0.998/0.95) = 0.0428: kept, rho 25 capped at 20
+        #   p 0.1, q 0.35: 0.35 ln 3.5 + 0.65 ln(0.65/0.9) = 0.2269 (A < 0, p < q: dropped); p 0.6, q 0.3: p > q, kept
+        policy=[[0.6, 0.55, 0.05], [0.1, _, 0.6]],
+        rollout=[[0.42, 0.5, 0.002], [0.35, _, 0.3]],
+        given=[1.5, -0.5],
+        loss=(-1.5 * (1.1 * ln(0.55) + 20 * ln(0.05)) + ln(0.6)) / 5,
+        gradient=[[0, -0.33, -6], [0, _, 0.2]],
+    ),
+    "sapo": Case(
+        **NORMALISED,
+        # 4/tau sigma(tau (rho - 1)), s = sigma:
+        #   tau = 1, rho - 1 = 1, 0.1, -0.5:     s = 0.731058578630, 0.524979187479, 0.377540668798
+        #   tau = 1.05, tau (rho - 1) = -0.525, 1.05: s = 0.371683811705, 0.740774899182
+        # Sums -1.5 * 4 * 1.633578434907 = -9.801470609443 | 0.5 * 4/1.05 * 1.112458710887 = 2.118968973118
+        # L = (-9.801470609443/3 + 2.118968973118/2) / 2
+        # Gradient of the gate 4 s (1 - s) rho, times -A / (2 l): the slope 4 s (1 - s) is
+        #   0.786447732966, 0.997504160772, 0.940014848806 | 0.934139823285, 0.768109791695
+        **PAIR_WITHOUT_REFERENCE,
+        given=[1.5, -0.5],
+        loss=(-9.801470609443 / 3 + 2.118968973118 / 2) / 2,
+        gradient=[
+            [-0.786447732966 * 2 / 4, -0.997504160772 * 1.1 / 4, -0.940014848806 * 0.5 / 4],
+            [0.934139823285 * 0.5 / 8, _, 0.768109791695 * 2 / 8],
+        ],
+    ),
+    "gmpo": Case(
+        **NORMALISED,
+        # Log ratios ln 2, ln 1.1, -ln 2 | -ln 2, ln 2.
+        #   A = 1.5:  min(d, 0.4) = 0.4 (clipped), ln 1.1, -ln 2: mean (0.4 + ln 0.55)/3; x = -1.5 e^-0.065945666919
+        #             = -1.404272592822
+        #   A = -0.5: max(d, -0.4) = -0.4 (clipped), ln 2: mean (ln 2 - 0.4)/2; x = 0.5 e^0.146573590280 = 0.578930067467
+        # L = (x_1 + x_2) / 2. Gradient x_i / l_i / 2 at the tokens that are not clipped.
+        **PAIR_WITHOUT_REFERENCE,
+        given=[1.5, -0.5],
+        loss=(-1.404272592822 + 0.578930067467) / 2,
+        gradient=[[0, -1.404272592822 / 6, -1.404272592822 / 6], [0, _, 0.578930067467 / 4]],
+    ),
+    "simple_policy_optimization": Case(
+        **NORMALISED,
+        # -rho A + |A|/0.4 (rho - 1)^2:
+        #   A = 1.5:  -3 + 3.75 = 0.75; -1.65 + 0.0375 = -1.6125; -0.75 + 0.9375 = 0.1875. Sum -0.675.
+        #   A = -0.5: 0.25 + 0.3125 = 0.5625; 1 + 1.25 = 2.25. Sum 2.8125.
+        # L = (-0.225 + 1.40625) / 2. Gradient rho (-A + |A|/0.2 (rho - 1)) / (2 l):
+        #   2 * 6, 1.1 * -0.75, 0.5 * -5.25 | 0.5 * -0.75, 2 * 3
+        **PAIR_WITHOUT_REFERENCE,
+        given=[1.5, -0.5],
+        loss=0.590625,
+        gradient=[[2, -0.1375, -0.4375], [-0.09375, _, 1.5]],
+    ),
+    "kimi_k15": Case(
+        **CENTRED,
+        # Log ratios of the responses ln 1.1 and ln 1.5.
+        # L = (-1.5 ln 0.022 + 0.05 ln(1.1)^2 + 0.5 ln 0.06 + 0.05 ln(1.5)^2) / 2
+        # Gradient (-A + 0.1 d_i) / 2 at every token.
+        policy=PAIR["policy"],
+        old=[[0.2, 0.5, 0.2], [0.2, _, 0.2]],
+        given=[1.5, -0.5],
+        loss=(-1.5 * ln(0.022) + 0.05 * ln(1.1) ** 2 + 0.5 * ln(0.06) + 0.05 * ln(1.5) ** 2) / 2,
+        gradient=[[-0.75 + 0.05 * ln(1.1)] * 3, [0.25 + 0.05 * ln(1.5), _, 0.25 + 0.05 * ln(1.5)]],
     ),
 }

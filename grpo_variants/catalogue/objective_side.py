@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import SequenceMean, SequenceSum, TokenMean
-from grpo_variants.baseline import GroupMean
+from grpo_variants.aggregation import PromptMean, SequenceMean, SequenceSum, TokenMean
+from grpo_variants.baseline import GroupMean, NoBaseline
 from grpo_variants.catalogue import references as papers
 from grpo_variants.correction import OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
 from grpo_variants.divergence import K3
 from grpo_variants.filters import TopEntropy, ZeroVariance
-from grpo_variants.ratio import SequenceRatio, TokenRatio
-from grpo_variants.scale import GroupStd, NoScale
+from grpo_variants.ratio import SequenceProduct, SequenceRatio, TokenRatio
+from grpo_variants.scale import BatchStd, GroupStd, NoScale
 from grpo_variants.shaping import Mask
-from grpo_variants.surrogate import Clip
+from grpo_variants.surrogate import Cispo, Clip, DppoKl, DppoTv, Dro, Gmpo, Quadratic, Sapo, Topr, Vespo
 from grpo_variants.variant import Variant
 
 # Most members change one thing of these two; each entry below says which.
@@ -33,6 +33,10 @@ _DAPO = replace(
     overlong=Mask(),
 )
 _TOKEN_COUNTS = "where a window's token counts are equal"
+_DPPO_NOTE = (
+    "The paper compares with the policy that sampled; verl with `old_log_prob`, which is that policy in bypass mode only, "
+    "and its cap is clip_ratio_c, 3 unless it is set, where the paper recommends a large one (20)."
+)
 
 _MISMATCH: tuple[Variant, ...] = (
     replace(
@@ -194,4 +198,226 @@ _RECOMBINED: tuple[Variant, ...] = (
     ),
 )
 
-OBJECTIVE_SIDE: tuple[Variant, ...] = (*_RECOMBINED, *_MISMATCH)
+_WEIGHTED: tuple[Variant, ...] = (
+    replace(
+        _GRPO,
+        name="cispo",
+        surrogate=Cispo(cap=5.0),
+        aggregation=TokenMean(),
+        filter=ZeroVariance(),
+        summary="Clipped importance weight: every token keeps a gradient, its detached weight is capped from above.",
+        formula=(r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} \operatorname{sg}[\min(\rho_{it}, 5)]\, A_i \log\pi(y_{it})"),
+        references=(papers.MINIMAX, papers.KHATRI),
+        hosts=(
+            ("trl", f"equals loss_type='cispo' with epsilon_high=5, under conventions=trl, {_TOKEN_COUNTS}"),
+            (
+                "verl",
+                "equals loss cispo with token-mean, clip_ratio_low=1 and clip_ratio_high=4, under conventions=verl; its "
+                "defaults are weights from 0.8 to 1.2",
+            ),
+        ),
+        note=(
+            "The paper leaves the lower bound away and does not give the upper one; 5 is ScaleRL's, as a weight. TRL's "
+            "epsilon_high is the weight itself (`surrogate.cap`) and 0.2 by default, which caps every weight at 0.2; "
+            "verl's clip_ratio_high is an offset, 1 + 0.2 (`surrogate.high`)."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="scalerl",
+        scale=BatchStd(of="centred"),
+        ratio=TokenRatio(anchor="rollout"),
+        surrogate=Cispo(cap=5.0),
+        aggregation=PromptMean(),
+        filter=ZeroVariance(),
+        summary="ScaleRL's recipe: CISPO against the engine's probabilities, batch deviation, mean over prompts.",
+        formula=(
+            r"A_i = \frac{r_i - \operatorname{mean}_g r}{\operatorname{std}_b(r - \operatorname{mean}_g r) + \epsilon},"
+            r"\quad L = -\frac{1}{P}\sum_g \frac{1}{\sum_{i\in g} l_i}\sum_{i\in g,t} "
+            r"\operatorname{sg}\Big[\min\Big(\frac{\pi(y_{it})}{\mu(y_{it})}, 5\Big)\Big] A_i \log\pi(y_{it})"
+        ),
+        references=(papers.KHATRI, papers.MINIMAX),
+        hosts=(
+            ("trl", "no counterpart: no mean over prompts, and a ratio to the old policy only"),
+            ("verl", "no counterpart: no mean over prompts; translate scales the advantages instead"),
+        ),
+        note=(
+            "Its authors drop prompts without signal and do not draw others in their place; `filter=zero_variance` draws. "
+            "The output layer in float32 and the curriculum of the paper are the host's."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="topr",
+        baseline=NoBaseline(),
+        scale=NoScale(),
+        ratio=SequenceProduct(anchor="rollout"),
+        surrogate=Topr(),
+        aggregation=SequenceSum(),
+        summary="Tapered off-policy REINFORCE: right responses count fully, wrong ones by their ratio, at most 1.",
+        formula=(
+            r"S_i = \prod_t \frac{\pi(y_{it})}{\mu(y_{it})},\quad L = -\frac{1}{N}\sum_i c_i A_i \sum_t \log\pi(y_{it}),"
+            r"\quad c_i = 1 \text{ if } A_i \ge 0, \text{ else } \operatorname{sg}[\operatorname{clip}(S_i, 0, 1)]"
+        ),
+        references=(papers.LEROUX,),
+        hosts=(
+            ("trl", "no counterpart: no weight that depends on the sign of the advantage"),
+            ("verl", "no counterpart: no weight that depends on the sign of the advantage"),
+        ),
+        note=(
+            "Rewards are taken as they are, +1 and -1 in the paper, which studies the baseline as a parameter of its own. "
+            "ROLL's topr takes token ratios and the sign of the reward; the paper's ratio is the whole response's."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="vespo",
+        ratio=SequenceProduct(bound_low=18.420680743952367),
+        surrogate=Vespo(),
+        aggregation=TokenMean(),
+        summary="A smooth, gamma-shaped weight of each response's ratio, asymmetric in the sign of the advantage.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} \operatorname{sg}[\varphi(S_i)]\, A_i \log\pi(y_{it}),\quad "
+            r"\varphi(S) = e^{\lambda} S^k e^{-\lambda S},\quad (k, \lambda) = (2, 3) \text{ if } A_i \ge 0, (3, 2) "
+            r"\text{ else}"
+        ),
+        references=(papers.SHEN_VESPO,),
+        hosts=(
+            ("trl", f"equals loss_type='vespo', under conventions=trl, {_TOKEN_COUNTS}"),
+            ("verl", "no counterpart: no such weight"),
+        ),
+        note=(
+            "The authors' documentation says (2, 1.5) and (4, 2.5), their code and TRL (2, 3) and (3, 2), which are taken. "
+            "TRL also clamps each token's log ratio to 20 before the sum, and multiplies rollout weights into the ratio; "
+            "here a correction multiplies the loss."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="dppo_tv",
+        ratio=TokenRatio(anchor="rollout"),
+        surrogate=DppoTv(),
+        aggregation=TokenMean(),
+        summary="Trust region in probability: a token is dropped once its probability has moved 0.2 the way A pushes.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} k_{it} \operatorname{sg}[\min(\rho_{it}, 20)] A_i \log\pi(y_{it}),\quad "
+            r"k_{it} = 0 \text{ if } A_i > 0, \pi - \mu > 0.2 \text{ or } A_i < 0, \pi - \mu < -0.2"
+        ),
+        references=(papers.QI_DPPO,),
+        hosts=(
+            ("trl", "no counterpart: no trust region in probabilities"),
+            (
+                "verl",
+                "equals loss dppo_tv with token-mean and clip_ratio_c=20 in bypass mode, under conventions=verl",
+            ),
+        ),
+        note=_DPPO_NOTE,
+    ),
+    replace(
+        _GRPO,
+        name="dppo_kl",
+        ratio=TokenRatio(anchor="rollout"),
+        surrogate=DppoKl(),
+        aggregation=TokenMean(),
+        summary="Trust region in the binary KL: a token is dropped once it has moved 0.05 nats the way A pushes.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} k_{it} \operatorname{sg}[\min(\rho_{it}, 20)] A_i \log\pi(y_{it}),\quad "
+            r"k_{it} = 0 \text{ if } A_i (\pi - \mu) > 0 \text{ and } "
+            r"\mu\ln\tfrac{\mu}{\pi} + (1-\mu)\ln\tfrac{1-\mu}{1-\pi} > 0.05"
+        ),
+        references=(papers.QI_DPPO,),
+        hosts=(
+            ("trl", "no counterpart: no trust region in probabilities"),
+            (
+                "verl",
+                "equals loss dppo_kl with token-mean, clip_ratio_low and clip_ratio_high of 0.05 and clip_ratio_c=20 in "
+                "bypass mode, under conventions=verl",
+            ),
+        ),
+        note=_DPPO_NOTE,
+    ),
+)
+
+_SHAPED: tuple[Variant, ...] = (
+    replace(
+        _GRPO,
+        name="sapo",
+        surrogate=Sapo(),
+        summary="A soft gate in place of the clip: a token fades out with its ratio, faster for negative advantages.",
+        formula=(
+            r"L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t \frac{4}{\tau}\,\sigma(\tau(\rho_{it} - 1))\, A_i,\quad "
+            r"\tau = 1 \text{ if } A_i > 0, \text{ else } 1.05"
+        ),
+        references=(papers.GAO_SAPO,),
+        hosts=(
+            ("trl", "equals loss_type='sapo', under conventions=trl"),
+            ("verl", "equals loss sapo, under conventions=verl"),
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="gmpo",
+        surrogate=Gmpo(),
+        summary="Geometric mean of a response's clipped ratios, less moved by one outlier than their mean.",
+        formula=(
+            r"L = -\frac{1}{N}\sum_i A_i \exp\Big(\frac{1}{l_i}\sum_t d^c_{it}\Big),\quad d^c_{it} = "
+            r"\min(\log\rho_{it}, 0.4) \text{ if } A_i > 0, \text{ else } \max(\log\rho_{it}, -0.4)"
+        ),
+        references=(papers.ZHAO_GMPO,),
+        hosts=(
+            ("trl", "equals trl.experimental.gmpo with its defaults, under conventions=trl"),
+            (
+                "verl",
+                "equals loss geo_mean with clip ratios of 0.4 where the micro-batch is the step; it averages the "
+                "micro-batch's responses whatever the step's counts",
+            ),
+        ),
+        note=(
+            "The paper's text gives the bounds as ratios, e^-0.4 and e^0.4; authors, TRL and verl clip in log space, "
+            "which is the same. A clip of the ratio to 1 -+ 0.4 is not."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="simple_policy_optimization",
+        surrogate=Quadratic(),
+        summary="Simple Policy Optimization: a quadratic penalty on the ratio whose optimum is where PPO would clip.",
+        formula=(
+            r"L = \frac{1}{N}\sum_i\frac{1}{l_i}\sum_t\Big[-\rho_{it} A_i + "
+            r"\frac{|A_i|}{2\epsilon}(\rho_{it} - 1)^2\Big],\quad \epsilon = 0.2"
+        ),
+        references=(papers.XIE_SPO,),
+        hosts=(
+            ("trl", "no counterpart: no quadratic penalty on the ratio"),
+            ("verl", "no counterpart: no quadratic penalty on the ratio"),
+        ),
+        note=(
+            "The paper's own experiments estimate advantages with a critic; GRPO's take their place. Single-stream policy "
+            "optimisation (arXiv 2509.13232), also called SPO, is another algorithm."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="kimi_k15",
+        scale=NoScale(),
+        ratio=SequenceProduct(bound_low=None, bound_high=None),
+        surrogate=Dro(),
+        aggregation=SequenceSum(),
+        summary="Mirror descent of Kimi k1.5: policy gradient with a quadratic penalty on the response's log ratio.",
+        formula=(
+            r"A_i = r_i - \operatorname{mean}_g r,\quad L = \frac{1}{N}\sum_i\Big[-A_i \sum_t \log\pi(y_{it}) + "
+            r"\frac{\tau}{2}\Big(\sum_t \log\rho_{it}\Big)^2\Big],\quad \tau = 0.1"
+        ),
+        references=(papers.KIMI,),
+        hosts=(
+            ("trl", "no counterpart: no penalty on the log ratio to the old policy"),
+            ("verl", "no counterpart: loss dro penalises each token's log ratio; `ratio=token` equals it"),
+        ),
+        note=(
+            "The paper penalises the log ratio of the whole response and does not publish tau; 0.1 is ROLL's. verl's and "
+            "Tinker's dro and ROLL's kimi15 penalise each token's: `kimi_k15,ratio=token`."
+        ),
+    ),
+)
+
+OBJECTIVE_SIDE: tuple[Variant, ...] = (*_RECOMBINED, *_MISMATCH, *_WEIGHTED, *_SHAPED)

@@ -73,3 +73,16 @@ XIAO = Reference("BNPO: Beta Normalization Policy Optimization", 2025, "2506.028
 SHRIVASTAVA = Reference(
     "Sample More to Think Less: Group Filtered Policy Optimization for Concise Reasoning", 2025, "2508.09726"
 )
+MINIMAX = Reference("MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention", 2025, "2506.13585")
+KHATRI = Reference("The Art of Scaling Reinforcement Learning Compute for LLMs", 2025, "2510.13786")
+GAO_SAPO = Reference("Soft Adaptive Policy Optimization", 2025, "2511.20347")
+ZHAO_GMPO = Reference("Geometric-Mean Policy Optimization", 2025, "2507.20673")
+SHEN_VESPO = Reference(
+    "VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training", 2026, "2602.10693"
+)
+LEROUX = Reference(
+    "Tapered Off-Policy REINFORCE: Stable and Efficient Reinforcement Learning for LLMs", 2025, "2503.14286"
+)
+QI_DPPO = Reference("Rethinking the Trust Region in LLM Reinforcement Learning", 2026, "2602.04879")
+XIE_SPO = Reference("Simple Policy Optimization", 2024, "2401.16025")
+KIMI = Reference("Kimi k1.5: Scaling Reinforcement Learning with LLMs", 2025, "2501.12599")

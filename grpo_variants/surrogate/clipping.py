@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from grpo_variants.checks import check_number
 from grpo_variants.inputs import Counts, Tokens
+from grpo_variants.masked import masked_mean
+from grpo_variants.ratio import Ratio, TokenRatio
 from grpo_variants.surrogate.base import Surrogate, Term
 
 
@@ -42,3 +45,31 @@ class Clip(Surrogate):
             clip_low = (ratio < 1 - self.low) & negative
             clip_high = (ratio > 1 + self.high) & (x.advantages > 0)
         return Term(loss, clip_low, clip_high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gmpo(Surrogate):
+    r"""Geometric mean of clipped ratios, \(-A_i \exp\big(\frac{1}{l_i} \sum_t d^c_{it}\big)\).
+
+    \(d^c\) is the log ratio clipped in log space: from above to `high` for A > 0, from below to -`low` for A < 0.
+    A response without a token adds nothing. Where advantages come one a token, their mean is the response's.
+    Reference: "Geometric-Mean Policy Optimization", arXiv 2507.20673.
+    """
+
+    low: float = 0.4
+    high: float = 0.4
+    ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
+    per_response: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("surrogate.low", self.low, at_least=0)
+        check_number("surrogate.high", self.high, at_least=0)
+
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+        """Loss [B, 1] and clip flags [B, T]."""
+        advantage = x.advantages if x.advantages.shape[1] == 1 else masked_mean(x.advantages, x.mask)
+        ceiling = torch.full_like(advantage, float("inf")).masked_fill(advantage > 0, self.high)
+        floor = torch.full_like(advantage, float("-inf")).masked_fill(advantage < 0, -self.low)
+        loss = -advantage * masked_mean(log_ratio.clamp(floor, ceiling), x.mask).exp()
+        return Term(loss, log_ratio < floor, log_ratio > ceiling)
