@@ -75,8 +75,21 @@ class Samples:
         """An input that a part cannot do without; raises ValueError that names the input and the part."""
         value = getattr(self, name) if hasattr(self, name) else getattr(self.rollouts, name)
         if value is None:
-            raise ValueError(f"{wanted_by} needs {name}=; pass it to gv.advantages (or gv.Rollouts).")
+            hint = _SUPPLIERS.get(name, "")
+            raise ValueError(f"{wanted_by} needs {name}=; pass it to gv.advantages (or gv.Rollouts).{hint}")
         return value  # type: ignore[no-any-return]
+
+
+# How a host comes by an input that not every rule reads.
+_SUPPLIERS: Mapping[str, str] = {
+    "entropy": " TRL's adapter computes it for the variants that read it; verl gives an estimator no entropies.",
+    "sum_pi_squared": (
+        " TRL does not compute it; verl does with actor_rollout_ref.actor.calculate_sum_pi_squared=True, and hands it to "
+        "its own optimal_token_baseline."
+    ),
+    "greedy_rewards": " TRL's adapter draws a greedy response; verl does for its own remax.",
+    "step_ends": " TRL has one reward a response; in verl a reward manager has to write step rewards.",
+}
 
 
 def read_rollouts(rollouts: Rollouts, singleton: str) -> Samples:

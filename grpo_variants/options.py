@@ -131,7 +131,9 @@ def _check_words(variant: Variant, given: Mapping[str, Any]) -> None:
         )
     baseline = str(given.get("baseline", choice_name("baseline", variant.baseline)))
     scale = str(given.get("scale", choice_name("scale", variant.scale)))
-    parts = (AXES["baseline"].choices.get(baseline), AXES["scale"].choices.get(scale))
+    credit = str(given.get("credit", choice_name("credit", variant.credit)))
+    chosen = {"baseline": baseline, "scale": scale, "credit": credit}
+    parts = [AXES[axis].choices.get(word) for axis, word in chosen.items()]
     if given.get("singleton") == "raw" and not any(getattr(part, "of_group", False) for part in parts):
         raise ValueError(
             f"{variant.name}: singleton=raw has no effect with baseline={baseline}, scale={scale}: no group statistic "

@@ -18,6 +18,7 @@ from grpo_variants import (
     selection,
     shaping,
     surrogate,
+    token_credit,
     transform,
 )
 from grpo_variants.checks import check_choice
@@ -75,7 +76,15 @@ AXES: Mapping[str, Axis] = {
     ),
     "credit": Axis(
         ("advantage",),
-        {"outcome": credit.Outcome, "process": credit.Process, "reward_to_go": credit.RewardToGo},
+        {
+            "outcome": credit.Outcome,
+            "process": credit.Process,
+            "reward_to_go": credit.RewardToGo,
+            "decoupled": credit.Decoupled,
+            "entropy_tokens": token_credit.EntropyTokens,
+            "entropy_responses": token_credit.EntropyResponses,
+            "optimal_token": token_credit.OptimalToken,
+        },
     ),
     "singleton": Axis(("advantage",), {"zero": "zero", "raw": "raw"}),
     "ratio": Axis(
@@ -253,6 +262,29 @@ FENCES: tuple[Fence, ...] = (
         lambda v: v.ratio.per_sequence and v.credit.per_token,
         "this ratio has one value a response but this credit gives one advantage a token; choose "
         "ratio=sequence_token (GSPO-token), ratio=token, or credit=outcome.",
+    ),
+    (
+        lambda v: (
+            getattr(v.credit, "own_rule", False)
+            and not (isinstance(v.baseline, baseline.NoBaseline) and isinstance(v.scale, scale.NoScale))
+        ),
+        "this credit has a baseline and a scale of its own; choose baseline=none with scale=none.",
+    ),
+    (
+        lambda v: isinstance(v.credit, token_credit._EntropyCredit) and v.kl_in_reward,
+        "this credit tells right from wrong by the reward and shapes it by entropies, so a KL penalty has no place in "
+        "it; choose kl.placement=loss.",
+    ),
+    (
+        lambda v: isinstance(v.credit, credit.Decoupled) and (v.kl_in_reward or v.scale.per_token),
+        "credit=decoupled normalises each reward function by itself: a KL penalty belongs to none of them, and the "
+        "whitening over tokens is its second stage; choose kl.placement=loss, and credit.over=tokens in place of "
+        "scale.over=tokens.",
+    ),
+    (
+        lambda v: isinstance(v.credit, credit.Decoupled) and isinstance(v.baseline, baseline.Greedy),
+        "credit=decoupled compares each reward function by itself, and greedy rewards are known as a total; choose "
+        "baseline=group_mean or another of the sampled ones.",
     ),
     (
         lambda v: isinstance(v.credit, credit.Process) and not isinstance(v.baseline, _STEP_BASELINES),

@@ -23,6 +23,8 @@ ROLLOUT_INPUTS = (
     "reward_weights",
     "old_logp",
     "ref_logp",
+    "entropy",
+    "sum_pi_squared",
 )
 LENGTH = 7.0  # the host's maximum completion length, for aggregation=constant
 
@@ -45,6 +47,7 @@ class Case:
     step_ends: np.ndarray | None = None
     greedy_rewards: np.ndarray | None = None
     reward_weights: np.ndarray | None = None
+    sum_pi_squared: np.ndarray | None = None
     advantages: np.ndarray | None = None
     keep: np.ndarray | None = None
     correction: np.ndarray | None = None
@@ -120,6 +123,7 @@ def random_case(seed, rows=9, width=6, spread=0.4):
         draws=np.random.default_rng([seed, 1]).random(logp.shape),
         token_rewards=rng.normal(size=logp.shape),
         step_ends=rng.random(logp.shape) < 0.5,
+        sum_pi_squared=np.random.default_rng([seed, 2]).random(logp.shape),
         greedy_rewards=rng.normal(size=(rows, 2)),
         reward_weights=rng.uniform(0.5, 2.0, 2) if seed % 3 == 1 else rng.dirichlet([2, 2]),
     )
@@ -139,6 +143,12 @@ def random_cases(min_rows=1, spread=0.4):
 def with_advantages(case, variant, dtype=torch.float64):
     """The case with the variant's own advantages in it."""
     return replace(case, advantages=gv.advantages(variant, case.rollouts(dtype)).numpy())
+
+
+def with_row_weights(variant, case, counts):
+    """The case with prompt_mean's weights, which a micro-batch cannot compute."""
+    lengths = torch.as_tensor(case.mask).sum(1).double()
+    return replace(case, row_weights=gv.row_weights(variant, lengths, counts, case.groups).numpy())
 
 
 def token_advantages(case, seed=0):
@@ -163,6 +173,14 @@ def loss_and_gradient(variant, case, dtype=torch.float64, counts=None, **changes
 
 # Values of every field that a spec string can set, small enough to matter for the cases above.
 FIELD_VALUES = {
+    "credit.eps": (1e-8, 1e-4, 0.1),
+    "credit.ddof": (0, 1),
+    "credit.over": ("responses", "tokens"),
+    "credit.eps_in": ("std", "var"),
+    "credit.base": (0.5, 1.0),
+    "credit.bonus": (0.0, 0.1, 1.0),
+    "credit.above": (0.0, 0.4),
+    "credit.tail": ("zero", "own"),
     "selection.keep": (1, 2, 8),
     "transform.right": (0.1, 1.0),
     "transform.wrong": (-1.0, 0.0),
@@ -317,6 +335,14 @@ SPECS = (
     *(f"dr_grpo,{RETURNS},credit.gamma=0.9,{WHITEN},baseline={b}" for b in ("none", "group_mean")),
     f"dapo,{RETURNS},scale=batch_std,scale.of=raw,ratio=sequence_token",
     f"dapo,{RETURNS},singleton=raw",
+    *(f"grpo,credit=decoupled,credit.ddof={ddof},credit.over={o}" for ddof in (0, 1) for o in ("responses", "tokens")),
+    "rloo,credit=decoupled,credit.eps_in=var,credit.eps=0.2",
+    *(f"reinforce,credit={c},credit.base=0.5,credit.bonus=0.3" for c in ("entropy_tokens", "entropy_responses")),
+    "reinforce,credit=entropy_tokens,credit.above=0.4,credit.eps=0.1",
+    "reinforce,credit=entropy_tokens",
+    *(f"reinforce,credit=optimal_token,credit.tail={t},credit.eps=0.1" for t in ("zero", "own")),
+    f"reinforce,credit=optimal_token,kl=k1,{IN_REWARD}",
+    "reinforce,credit=optimal_token,singleton=raw",
     # KL in the reward
     *(f"grpo,{RETURNS},kl={k},{IN_REWARD},credit.gamma=0.9" for k in ("k1", "k2", "k3", "abs")),
     *(f"rloo,kl={k},{IN_REWARD},kl.bound=0.2,kl.value_bound=0.1" for k in ("k1", "k2", "k3", "abs")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import pi
 from typing import Any
 
-from handworked_case import PAIR, Case, _
+from handworked_case import PAIR, Case, _, logs, numbers
 
 # What the members share: their losses, with advantages 1.5 and -0.5 of two responses of 3 and 2 tokens.
 # Policy terms -min(rho A, clip(rho, 0.8, 1.2) A):
@@ -30,11 +30,29 @@ SCORE_SEQUENCE_SUM: dict[str, Any] = {
     "gradient": [[-0.75, -0.75, -0.75], [0.25, _, 0.25]],
 }
 
+# One advantage a token: A = 1, rho 2 -> -1.2 (clipped); A = 1, rho 1.1 -> -1.1; A = -0.5, rho 0.5 -> 0.4 (clipped).
+# A = -1, rho 0.5 -> 0.8 (clipped); A = -0.5, rho 2 -> 1.0. L = (-1.9 + 1.8)/5. Gradient: 0, -1.1/5, 0 | 0, 1/5.
+TOKENS_TOKEN_MEAN: dict[str, Any] = {
+    "policy": PAIR["policy"],
+    "old": PAIR["old"],
+    "given": [[1, 1, -0.5], [-1, _, -0.5]],
+    "loss": -0.02,
+    "gradient": [[0, -0.22, 0], [0, _, 0.2]],
+}
+
 RAW_STD = 1.000001
 LOO_STD = 3.125**0.5 + 1e-6
 PASS_STD = 14**0.5 / 15 + 1e-6
 QAE_STD = 0.3**0.5 + 1e-6
 BETA = 8 * 0.1875**0.5 / pi
+
+# GDPO: of two rewards that differ by d, half of d over its deviation d/sqrt(2).
+FIRST, SECOND = 0.5 / (0.5**0.5 + 1e-4), 1 / (2**0.5 + 1e-4)
+SUMS = (FIRST - SECOND / 2, SECOND / 2)
+GDPO_STD = (2 * (SUMS[0] ** 2 + SUMS[1] ** 2) / 3) ** 0.5 + 1e-4
+# GTPO: shares of two wrong tokens with entropies 1 and 1/2, of an inverse with 1e-8 in it; they add up to 2.
+LOW = 2 / (1 + 1e-8) / (1 / (1 + 1e-8) + 1 / (0.5 + 1e-8))
+GTPO_WRONG = 0.1 * (1 - LOW) / (0.1 * (1 - LOW) * 2**0.5 + 1e-8)
 
 CASES: dict[str, Case] = {
     "opo": Case(
@@ -148,5 +166,45 @@ CASES: dict[str, Case] = {
         given=[1.5, -0.5],
         loss=-0.559842463586,
         gradient=[[-0.0002, -0.3299, -0.15], [0.0001, _, 0.1999]],
+    ),
+    "gdpo": Case(
+        # Two reward functions of weight 1 and 1/2. Group a: 1, 0 and 0, 2. Group b: 1, 1, without a signal, and 3, 1.
+        # Normalised: FIRST, -FIRST | 0, 0 and -SECOND, SECOND | SECOND, -SECOND. Sums: FIRST - SECOND/2 and its negative
+        # | SECOND/2 and its negative, of mean 0 and variance 2 (SUMS[0]^2 + SUMS[1]^2)/3.
+        rollouts={
+            "rewards": [[1.0, 0.0], [0.0, 2.0], [1.0, 3.0], [1.0, 1.0]],
+            "groups": [*"aa", *"bb"],
+            "reward_weights": [1.0, 0.5],
+        },
+        advantages=[n / GDPO_STD for n in (SUMS[0], -SUMS[0], SUMS[1], -SUMS[1])],
+        **CLIP_SEQUENCE_MEAN,
+    ),
+    "gtpo_entropy": Case(
+        # Two right responses with entropies 1, 3 and 3, and two wrong ones with 1 and 1/2.
+        # Right, first token: shares 2 * 1/4 and 2 * 3/4, rewards 1.05 and 1.15; second: alone, share 1, reward 1.1.
+        # Mean 1.1, deviations -0.05, 0 | 0.05, sample deviation 0.05.
+        # Wrong: shares 2/3 and 4/3 but for 1e-8, rewards -1 - 0.1 * share; two values, +-x over x sqrt(2).
+        rollouts={
+            "rewards": [1, 1, 0, 0],
+            "groups": ["q"] * 4,
+            "mask": [[1, 1], [1, 0], [1, 0], [1, 0]],
+            "entropy": numbers([[1, 3], [3, _], [1, _], [0.5, _]], float("nan")),
+        },
+        advantages=[[-0.05 / 0.05000001, 0], [0.05 / 0.05000001, 0], [GTPO_WRONG, 0], [-GTPO_WRONG, 0]],
+        **TOKENS_TOKEN_MEAN,
+    ),
+    "otb": Case(
+        # Rewards 1 and 0 at the last token of two and of one. 1 - 2 pi + sum pi^2:
+        #   1 - 2 * 0.5 + 0.5 = 0.5 twice, added up 0.5, 1; 1 - 2 * 0.25 + 0.5 = 1.
+        # First token: (1 * 0.5 + 0 * 1)/(0.5 + 1) = 1/3, but for 1e-8. Second: one response left, baseline 0.
+        rollouts={
+            "rewards": [1, 0],
+            "groups": ["q", "q"],
+            "mask": [[1, 1], [1, 0]],
+            "old_logp": logs([[0.5, 0.5], [0.25, _]]),
+            "sum_pi_squared": numbers([[0.5, 0.5], [0.5, _]], float("nan")),
+        },
+        advantages=[[1 - 0.5 / 1.50000001, 1], [-0.5 / 1.50000001, 0]],
+        **TOKENS_TOKEN_MEAN,
     ),
 }

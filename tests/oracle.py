@@ -249,7 +249,50 @@ def process(values, x):
     return result
 
 
-CREDITS = {"outcome": outcome, "reward_to_go": reward_to_go, "process": process}
+def decoupled(values, x):
+    """Each column of rewards by itself, then the weighted sum less its mean over its deviation."""
+    chosen, weights = usable(values, x), x.get("reward_weights") or [1.0] * len(x["rewards"][0])
+    sums = dict.fromkeys(chosen, 0.0)
+    for k, weight in enumerate(weights):
+        given = {i: x["rewards"][i][k] for i in chosen if not math.isnan(x["rewards"][i][k])}
+        samples = {i: sample_of(values, x, i, reward) for i, reward in given.items()}
+        everyone = list(samples.values())
+        for i, s in samples.items():
+            sums[i] += weight * scaled(values, s.reward - baseline(values, s, everyone), s, everyone)
+    stage = {f"scale.{name}": values[f"credit.{name}"] for name in ("eps", "ddof", "eps_in", "over")}
+    lengths = {i: sample_of(values, x, i, 0.0).length if whitens(stage) else 1 for i in chosen}
+    rows = whitened(stage, [[sums[i]] for i in chosen], [[lengths[i]] for i in chosen])
+    result = [0.0] * len(x["groups"])
+    for i, (number,) in zip(chosen, rows, strict=True):
+        result[i] = number
+    return result
+
+
+def own_rule(values, x):
+    """A credit that has its own baseline and scale."""
+    chosen, width = usable(values, x), len(x["mask"][0])
+    plain = {i: sample_of(values, x, i, total(x["rewards"][i], x.get("reward_weights"))) for i in chosen}
+    rows = []
+    for i in chosen:
+        penalty = penalties(values, x, i)
+        given = {name: x[name][i] for name in ("entropy", "old_logp", "sum_pi_squared") if x.get(name)}
+        rows.append(
+            {
+                "index": i,
+                "group": x["groups"][i],
+                "reward": wider.TRANSFORMS[values["transform"]](values, plain[i], list(plain.values())),
+                "tokens": [t for t, m in enumerate(x["mask"][i]) if m],
+                "token_rewards": [r - p for r, p in zip(rewards_of_tokens(values, x, i), penalty, strict=True)],
+                **given,
+            }
+        )
+    found = wider.CREDITS[values["credit"]](values, rows, width)
+    nothing = [0.0] * width if values["credit"] in wider.PER_TOKEN else 0.0
+    return [found.get(i, nothing) for i in range(len(x["groups"]))]
+
+
+CREDITS = {"outcome": outcome, "reward_to_go": reward_to_go, "process": process, "decoupled": decoupled}
+CREDITS |= dict.fromkeys(wider.CREDITS, own_rule)
 
 
 def advantages(values, x):

@@ -116,6 +116,99 @@ def divided(values, number, sample, samples):
     return number / scale if scale else 0.0
 
 
+# Credit with a rule of its own. Rows: one dict a response that enters statistics, in order
+
+
+def gaps(numbers):
+    """Each number's distance from the mean over the sample deviation; None where there is no deviation."""
+    mean = average(numbers)
+    if constant(numbers):
+        return [0.0] * len(numbers), None
+    return [n - mean for n in numbers], math.sqrt(sum((n - mean) ** 2 for n in numbers) / (len(numbers) - 1))
+
+
+def normalised(numbers, eps):
+    away, std = gaps(numbers)
+    return [0.0 if std is None else n / (std + eps) for n in away]
+
+
+def shaped(values, row, entropy, rivals):
+    """A right response's reward with its share of the entropies of its rivals, itself among them."""
+    eps = values["credit.eps"]
+    if row["reward"] > values["credit.above"]:
+        share = entropy / sum(rivals) * len(rivals) if sum(rivals) > 0 else 0.0
+        return values["credit.base"] * row["reward"] + values["credit.bonus"] * share
+    share = 1 / (entropy + eps) / sum(1 / (h + eps) for h in rivals) * len(rivals)
+    return -values["credit.base"] - values["credit.bonus"] * share
+
+
+def sides(values, rows):
+    """The rows of each group that are right, and those that are wrong."""
+    split = {}
+    for row in rows:
+        split.setdefault((row["group"], row["reward"] > values["credit.above"]), []).append(row)
+    return split.values()
+
+
+def entropy_tokens(values, rows, width):
+    result = {row["index"]: [0.0] * width for row in rows}
+    for side in sides(values, rows):
+        cells = []
+        for row in side:
+            for t in row["tokens"]:
+                rivals = [other["entropy"][t] for other in side if t in other["tokens"]]
+                cells.append((row["index"], t, shaped(values, row, row["entropy"][t], rivals)))
+        if cells:
+            numbers = normalised([n for _, _, n in cells], values["credit.eps"])
+            for (i, t, _), number in zip(cells, numbers, strict=True):
+                result[i][t] = number
+    return result
+
+
+def entropy_responses(values, rows, width):
+    result = {}
+    for side in sides(values, rows):
+        means = [sum(row["entropy"][t] for t in row["tokens"]) / max(len(row["tokens"]), 1) for row in side]
+        numbers = [shaped(values, row, mean, means) for row, mean in zip(side, means, strict=True)]
+        numbers = normalised(numbers, values["credit.eps"])
+        result |= {row["index"]: number for row, number in zip(side, numbers, strict=True)}
+    return result
+
+
+def moved(row, t):
+    """How far the tokens up to t have moved the policy."""
+    return sum(1 - 2 * math.exp(row["old_logp"][j]) + row["sum_pi_squared"][j] for j in row["tokens"] if j <= t)
+
+
+def later(row, t):
+    return sum(row["token_rewards"][j] for j in row["tokens"] if j >= t)
+
+
+def optimal_token(values, rows, width):
+    result = {row["index"]: [0.0] * width for row in rows}
+    for row in rows:
+        group = [other for other in rows if other["group"] == row["group"]]
+        for t in row["tokens"]:
+            here = [other for other in group if t in other["tokens"]]
+            weight = sum(moved(other, t) for other in here) + values["credit.eps"]
+            baseline = sum(later(other, t) * moved(other, t) for other in here) / weight
+            left = [other for other in group if other["tokens"] and max(other["tokens"]) >= t]
+            if len(left) == 1 and values["credit.tail"] == "zero":
+                baseline = 0.0
+            if len(group) == 1:
+                baseline = later(row, t) if values["singleton"] == "zero" else 0.0
+            result[row["index"]][t] = later(row, t) - baseline
+    return result
+
+
+CREDITS = {
+    "entropy_tokens": entropy_tokens,
+    "entropy_responses": entropy_responses,
+    "optimal_token": optimal_token,
+}
+PER_TOKEN = ("entropy_tokens", "optimal_token")
+
+
 # Transforms: reward of a sample among all
 
 

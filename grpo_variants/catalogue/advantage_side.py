@@ -10,25 +10,31 @@ from grpo_variants.catalogue.references import (
     CHU,
     HAO,
     KIM,
+    LI_OTB,
+    LIU_GDPO,
     LIU_TRICKS,
     SHRIVASTAVA,
     TAJWAR,
+    TAN,
     TANG,
     WU,
     XIAO,
     ZHU,
 )
+from grpo_variants.credit import Decoupled
 from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.ratio import TokenRatio
 from grpo_variants.scale import BatchStd, Bernoulli, BetaDensity, GroupMad, GroupStd, MeanReward, SignalShare
 from grpo_variants.selection import Shortest
 from grpo_variants.surrogate import Clip
+from grpo_variants.token_credit import EntropyTokens, OptimalToken
 from grpo_variants.transform import PassAtK, Verdict
 from grpo_variants.variant import Variant
 
 _CLIP = r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i)"
 _CLIPPED = rf"L = -\frac{{1}}{{\sum_i l_i}}\sum_{{i,t}} {_CLIP}"
+_CLIPPED_TOKENS = _CLIPPED.replace("A_i", "A_{it}")
 _SCORED = r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} A_i \log\pi(y_{it})"
 _VERDICTS = (
     ("trl", "no counterpart: GRPOTrainer always subtracts the group mean"),
@@ -312,6 +318,82 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         hosts=(
             ("trl", "no counterpart in 1.16: every response of a group is learnt from"),
             ("verl", "no counterpart: every response of a group is learnt from"),
+        ),
+    ),
+    Variant(
+        name="gdpo",
+        baseline=GroupMean(),
+        scale=GroupStd(eps=1e-4),
+        credit=Decoupled(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=SequenceMean(),
+        summary="GRPO for several reward functions: each is normalised by itself before they are added.",
+        formula=(
+            r"a_i = \sum_k w_k\,\frac{r_{ik} - \operatorname{mean}_g r_k}{\operatorname{std}_g r_k + \epsilon},\quad "
+            r"A_i = \frac{a_i - \operatorname{mean}_b a}{\operatorname{std}_b a + \epsilon},\quad "
+            rf"L = -\frac{{1}}{{N}}\sum_i\frac{{1}}{{l_i}}\sum_t {_CLIP}"
+        ),
+        note=(
+            "The second normalisation is over responses in the authors' code for TRL, in TRL, ms-swift and here, and "
+            "over tokens in verl, which is credit.over=tokens and part of conventions=verl. A response that a reward "
+            "function gave nothing for is out of that function's statistics and sum."
+        ),
+        references=(LIU_GDPO,),
+        hosts=(
+            ("trl", "advantages equal multi_objective_aggregation='normalize_then_sum', under conventions=trl"),
+            (
+                "verl",
+                "advantages equal estimator gdpo, under conventions=verl; a plugin is given the total reward only",
+            ),
+        ),
+    ),
+    Variant(
+        name="gtpo_entropy",
+        credit=EntropyTokens(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=TokenMean(),
+        summary="Right tokens are rewarded by entropy, wrong ones punished by certainty, each side normalised.",
+        formula=(
+            r"\tilde r^+_{it} = \alpha_1 r_i + \alpha_2 \frac{H_{it}}{\sum_k H_{kt}} d_t,\quad "
+            r"\tilde r^-_{jt} = -\alpha_1 - \alpha_2 \frac{1/H_{jt}}{\sum_k 1/H_{kt}} h_t,\quad "
+            r"A^\pm = \frac{\tilde r^\pm - \operatorname{mean}\tilde r^\pm}{\operatorname{std}\tilde r^\pm},\quad "
+            rf"{_CLIPPED_TOKENS}"
+        ),
+        note=(
+            "The sums run over the right, or the wrong, responses of the prompt that still have a token at t; d_t and "
+            "h_t are their numbers. The formula is read from two independent implementations that cite its equations; "
+            "one takes the statistics over the whole batch and clips entropies to [0.2, 0.28], which is not done here. "
+            "GTPO of arXiv 2508.03772 is another algorithm."
+        ),
+        references=(TAN,),
+        hosts=(
+            ("trl", "no counterpart: one advantage a response"),
+            ("verl", "no counterpart: entropies do not reach an estimator"),
+        ),
+    ),
+    Variant(
+        name="otb",
+        credit=OptimalToken(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=TokenMean(),
+        summary="A baseline for each token, weighted by how far the tokens before it moved the policy: least variance.",
+        formula=(
+            r"W_{it} = \sum_{j\le t}\Big(1 - 2\pi_{ij} + \sum_v \pi_{ij}(v)^2\Big),\quad "
+            r"A_{it} = G_{it} - \frac{\sum_k G_{kt} W_{kt}}{\sum_k W_{kt} + \epsilon},\quad "
+            rf"{_CLIPPED_TOKENS}"
+        ),
+        note=(
+            "Where only the longest response is left, verl's baseline is 0, which is taken; credit.tail=own goes on "
+            "with the formula, which gives 0 there. verl weighs W by squared rollout weights where it has them; not "
+            "done here."
+        ),
+        references=(LI_OTB,),
+        hosts=(
+            ("trl", "no counterpart: sums of squared probabilities are not computed"),
+            ("verl", "advantages equal estimator optimal_token_baseline, outside groups of one"),
         ),
     ),
 )

@@ -86,3 +86,10 @@ LEROUX = Reference(
 QI_DPPO = Reference("Rethinking the Trust Region in LLM Reinforcement Learning", 2026, "2602.04879")
 XIE_SPO = Reference("Simple Policy Optimization", 2024, "2401.16025")
 KIMI = Reference("Kimi k1.5: Scaling Reinforcement Learning with LLMs", 2025, "2501.12599")
+LIU_GDPO = Reference(
+    "GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization",
+    2026,
+    "2601.05242",
+)
+TAN = Reference("GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy Entropy", 2025, "2508.04349")
+LI_OTB = Reference("The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL", 2026, "2602.07078")

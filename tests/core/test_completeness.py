@@ -69,7 +69,7 @@ def oracle_rollouts(case):
     x.setdefault("rewards", [sum(r for r in row if r == r) for row in x.get("token_rewards", [])])
     for name in ("rewards", "greedy_rewards"):
         if name in x:
-            x[name] = [[float(value)] for value in x[name]]
+            x[name] = [value if isinstance(value, list) else [float(value)] for value in x[name]]
     return x
 
 

@@ -21,7 +21,7 @@ BASE = {
     "baseline": "grpo",
     # A baseline after which the rewards of a batch do not add up to 0.
     "scale": "grpo,baseline=length_weighted",
-    "credit": "dapo",
+    "credit": "dapo,baseline=none,scale=none",
     "singleton": "grpo",
     # Some tokens are dropped: else GSPO and GSPO-token have the same gradient, for one advantage a response.
     "ratio": "grpo,surrogate.low=0.3,surrogate.high=0.3,tokens=top_entropy,tokens.fraction=0.7",
@@ -49,6 +49,14 @@ NEEDED = {
 }
 # Two values of each field that must differ in something.
 PAIRS = {
+    "credit.eps": (1e-8, 0.3),
+    "credit.ddof": (0, 1),
+    "credit.over": ("responses", "tokens"),
+    "credit.eps_in": ("std", "var"),
+    "credit.base": (0.5, 1.0),
+    "credit.bonus": (0.1, 1.0),
+    "credit.above": (0.0, 0.3),
+    "credit.tail": ("zero", "own"),
     "selection.keep": (1, 3),
     "transform.right": (0.1, 1.0),
     "transform.wrong": (-1.0, -0.5),
@@ -88,7 +96,9 @@ PAIRS = {
     **cases_objectives.PAIRS,
 }
 # Settings without which two values of a field would be the same: eps is seen where it is not small.
-WITH = {"scale.eps_in": {"scale.eps": 0.3}, **cases_objectives.WITH}
+WITH = {
+    "credit.eps_in": {"credit.eps": 0.3},
+   "scale.eps_in": {"scale.eps": 0.3}, **cases_objectives.WITH}
 # An axis that only the host reads, which samples: its adapters' tests show what their fields do.
 SAMPLING = {axis for axis, table in AXES.items() if table.ends == ("rollout",)}
 
