@@ -4,6 +4,7 @@
 FIELD_VALUES = {
     "surrogate.cap": (None, 1.1, 5.0),
     "surrogate.floor": (0.0, 0.4),
+    "surrogate.ceiling": (1.0, 1.5),
     "surrogate.tau": (0.1, 2.0),
     "surrogate.tau_pos": (0.5, 1.0),
     "surrogate.tau_neg": (1.05, 2.0),
@@ -28,8 +29,8 @@ SPECS = (
     "grpo,surrogate=gmpo,ratio.anchor=rollout,correction=token_truncate,tokens=top_entropy",
     f"{PRODUCT},surrogate=vespo,surrogate.k_pos=1,surrogate.k_neg=2",
     f"{PRODUCT},surrogate=vespo,surrogate.lambda_pos=1,surrogate.lambda_neg=3",
-    f"{PRODUCT},surrogate=topr,surrogate.floor=0.5,surrogate.cap=0.9",
-    f"{PRODUCT},surrogate=topr,surrogate.cap=2",
+    f"{PRODUCT},surrogate=topr,surrogate.floor=0.5,surrogate.ceiling=0.9",
+    f"{PRODUCT},surrogate=topr,surrogate.ceiling=2",
     *(f"grpo,surrogate={s},surrogate.low=0.01,surrogate.high=0.02,surrogate.cap=1.1" for s in ("dppo_tv", "dppo_kl")),
     *(f"grpo,surrogate={s},surrogate.cap=none" for s in ("dppo_tv", "dppo_kl")),
     "grpo,surrogate=quadratic,surrogate.range=0.4",
@@ -44,6 +45,7 @@ BASE_OF_CHOICE = {"vespo": PRODUCT, "topr": PRODUCT}
 PAIRS = {
     "surrogate.cap": (0.9, 1.1),
     "surrogate.floor": (0.0, 0.7),
+    "surrogate.ceiling": (1.0, 1.5),
     "surrogate.tau": (0.1, 0.5),
     "surrogate.tau_pos": (1.0, 2.0),
     "surrogate.tau_neg": (1.0, 2.0),

@@ -73,7 +73,7 @@ def vespo(values, x):
 
 
 def topr(values, x):
-    floor, cap, ratio = values["surrogate.floor"], values["surrogate.cap"], x.ratio.real
+    floor, cap, ratio = values["surrogate.floor"], values["surrogate.ceiling"], x.ratio.real
     if x.a >= 0:
         return Loss(-x.a * x.lp, False, False)
     return Loss(-min(max(ratio, floor), cap) * x.a * x.lp, ratio < floor, ratio > cap)

@@ -71,28 +71,28 @@ class Cispo(Surrogate):
 
 @dataclass(frozen=True, kw_only=True)
 class Topr(Surrogate):
-    r"""Tapered: a response with A >= 0 counts fully, with A < 0 by \(\mathrm{clip}(S_i, \mathrm{floor}, \mathrm{cap})\).
+    r"""Tapered: A >= 0 counts fully, A < 0 by \(\mathrm{clip}(S_i, \mathrm{floor}, \mathrm{ceiling})\).
 
     Loss \(-A\, \mathrm{logp}\) and \(-\mathrm{sg}[\mathrm{clip}(S_i)]\, A\, \mathrm{logp}\), with the whole response's
-    ratio to the policy that sampled it. floor, cap: bounds of that weight.
+    ratio to the policy that sampled it. floor, ceiling: bounds of that weight.
     Reference: "Tapered Off-Policy REINFORCE", arXiv 2503.14286.
     """
 
     floor: float = 0.0
-    cap: float = 1.0
+    ceiling: float = 1.0
     ratios: ClassVar[tuple[type[Ratio], ...]] = (SequenceProduct,)
 
     def __post_init__(self) -> None:
         """Check the fields."""
         check_number("surrogate.floor", self.floor, at_least=0)
-        check_number("surrogate.cap", self.cap, above=self.floor)
+        check_number("surrogate.ceiling", self.ceiling, above=self.floor)
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
         """Loss [B, T] and where the weight was raised or capped."""
         ratio, negative = log_ratio.detach().exp(), x.advantages < 0
-        weight = torch.where(negative, ratio.clamp(self.floor, self.cap), torch.ones_like(ratio))
+        weight = torch.where(negative, ratio.clamp(self.floor, self.ceiling), torch.ones_like(ratio))
         loss = -weight * x.advantages * x.logp
-        return Term(loss, negative & (ratio < self.floor), negative & (ratio > self.cap))
+        return Term(loss, negative & (ratio < self.floor), negative & (ratio > self.ceiling))
 
 
 @dataclass(frozen=True, kw_only=True)

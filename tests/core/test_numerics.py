@@ -6,13 +6,15 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import SPECS, counts_for, loss_and_gradient, random_case, with_advantages
+from cases import SPECS, counts_for, loss_and_gradient, random_case, with_advantages, with_row_weights
 from torch.testing import assert_close
 
 import grpo_variants as gv
 from grpo_variants.options import resolved_values
 
-WITHOUT_STOP = [n for n in gv.names() if n != "gspo_token"]
+# Their values do not move as their gradients say: a weight or a ratio is detached.
+STOPPED = ("gspo_token", "cispo", "scalerl", "topr", "vespo", "dppo_tv", "dppo_kl")
+WITHOUT_STOP = [n for n in gv.names() if n not in STOPPED]
 
 
 # Gradients against finite differences
@@ -167,8 +169,10 @@ def test_losses_run_on_meta_tensors(spec):
 
 def compiled_equals_eager(variant, backend):
     case = with_advantages(random_case(0), variant)
-    loss, gradient, out = loss_and_gradient(variant, case)
-    x, counts = case.tokens(), counts_for(variant, case) or gv.Counts.of(torch.as_tensor(case.mask))
+    counts = counts_for(variant, case) or gv.Counts.of(torch.as_tensor(case.mask), case.groups)
+    case = with_row_weights(variant, case, counts) if variant.aggregation.of_group else case
+    loss, gradient, out = loss_and_gradient(variant, case, counts=counts)
+    x = case.tokens()
 
     def step(logp):
         found = gv.policy_loss(variant, replace(x, logp=logp), counts)

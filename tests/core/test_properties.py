@@ -15,6 +15,7 @@ from cases import (
     random_variants,
     token_advantages,
     with_advantages,
+    with_row_weights,
 )
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -51,12 +52,6 @@ def step_counts(variant, case):
             mask = mask & (case.entropy >= threshold)
     given = {"thresholds": thresholds} if thresholds else {}
     return gv.Counts.of(torch.as_tensor(mask), case.groups, length=LENGTH, **given)
-
-
-def with_row_weights(variant, case, counts):
-    """prompt_mean's weights, which a micro-batch cannot compute."""
-    lengths = torch.as_tensor(case.mask).sum(1).double()
-    return replace(case, row_weights=gv.row_weights(variant, lengths, counts, case.groups).numpy())
 
 
 def trimmed(case):
@@ -109,8 +104,10 @@ def test_the_hosts_average_over_ranks_is_undone(spec):
     """Two ranks, each with its own rows, whose gradients the host averages."""
     variant = gv.get(spec)
     case = with_advantages(random_case(5), variant)
-    whole, gradient, out = loss_and_gradient(variant, case, counts=step_counts(variant, case))
-    counts = replace(step_counts(variant, case), grad_average=2)
+    counts = step_counts(variant, case)
+    case = with_row_weights(variant, case, counts) if variant.aggregation.of_group else case
+    whole, gradient, out = loss_and_gradient(variant, case, counts=counts)
+    counts = replace(counts, grad_average=2)
     ranks = [loss_and_gradient(variant, case[rows], counts=counts) for rows in (range(0, 4), range(4, 9))]
     assert_close(sum(loss for loss, _, _ in ranks) / 2, whole, **EXACT)
     assert_close(torch.cat([slope for _, slope, _ in ranks]) / 2, gradient, **EXACT)
@@ -239,6 +236,7 @@ def test_a_nan_at_a_valid_position_stays_visible(spec, name):
     variant = gv.get(spec)
     case = token_advantages(random_case(2)) if name == "advantages" and variant.per_token else random_case(2)
     case = case if case.advantages is not None else with_advantages(case, variant)
+    case = case if name == "rollout_logp" else replace(case, rollout_logp=case.old_logp)  # no correction drops it
     values = getattr(case, name).copy()
     # The token of the highest entropy: a token filter may not drop it.
     row, column = np.unravel_index(np.where(case.mask, case.entropy, -1).argmax(), case.mask.shape)
