@@ -151,6 +151,86 @@ class GroupQuantile:
         return _singletons(samples, rewards, value)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tracked:
+    r"""Tracked success rate of the prompt, \(b = \alpha / (\alpha + \beta)\) (single-stream SPO, arXiv 2509.13232).
+
+    After each step \(\alpha \leftarrow \rho\alpha + \sum r\) and \(\beta \leftarrow \rho\beta + \sum (1 - r)\) over the
+    prompt's valid responses, of which there may be one. Rewards have to lie in [0, 1].
+    forgetting: rho. prior: alpha and beta of a prompt that is new.
+    Not done: a rho that follows how far the policy has moved, and drawing prompts by their uncertainty.
+    """
+
+    forgetting: float = 0.875
+    prior: float = 0.5
+    of_group: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("baseline.forgetting", self.forgetting, at_least=0)
+        if self.forgetting > 1:
+            raise ValueError(f"baseline.forgetting={self.forgetting!r} is out of range; allowed: from 0 to 1.")
+        check_number("baseline.prior", self.prior, above=0)
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """Rate before this step, [N] -> [N]; the step's rewards are then remembered."""
+        groups, valid, state = samples.groups, samples.valid, samples.remembered()
+        counts = state.recall("tracked", samples.keys, (self.prior, self.prior)).to(rewards.device)
+        right = groups.sum(rewards.double(), valid)
+        new = torch.stack([right, groups.size(valid) - right], 1)
+        state.store("tracked", samples.keys, self.forgetting * counts + new, groups.size(valid) > 0)
+        return (counts[:, 0] / counts.sum(1)).to(rewards.dtype)[groups.ids]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kalman:
+    r"""Kalman filter over the group's rewards in their order (KRPO, arXiv 2505.07527).
+
+    \(P^- = P + Q\), \(K = P^-/(P^- + R)\), \(x \leftarrow x + K(r - x)\), \(P \leftarrow (1 - K)P^-\); the baseline
+    is x after the response's own reward went in. A new filter starts with each group, and the order of its responses
+    matters. process, measurement: Q and R. mean, variance: x and P at the start.
+    """
+
+    process: float = 1e-5
+    measurement: float = 1e-2
+    mean: float = 0.0
+    variance: float = 1.0
+    of_group: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("baseline.process", self.process, at_least=0)
+        check_number("baseline.measurement", self.measurement, above=0)
+        check_number("baseline.mean", self.mean)
+        check_number("baseline.variance", self.variance, at_least=0)
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """State of the filter after each response: [N] -> [N]."""
+        groups, valid = samples.groups, samples.valid
+        place = groups.ranks(torch.zeros_like(rewards), valid)
+        width = int(place.max()) + 1 if len(place) else 0
+        table = rewards.new_zeros(groups.count, width)
+        table[groups.ids, place] = torch.where(valid, rewards, torch.zeros_like(rewards))
+        state, states = rewards.new_full((groups.count,), self.mean), []
+        gains = kalman_gains(self.process, self.measurement, self.variance, width)
+        for (gain, _), column in zip(gains, table.unbind(1), strict=True):
+            state = state + gain * (column - state)
+            states.append(state)
+        return torch.stack(states, 1)[groups.ids, place] if states else rewards
+
+
+def kalman_gains(process: float, measurement: float, variance: float, steps: int) -> list[tuple[float, float]]:
+    """Gain and variance after each of some steps; they do not depend on what is measured."""
+    found = []
+    for _ in range(steps):
+        predicted = variance + process
+        gain = predicted / (predicted + measurement)
+        variance = (1 - gain) * predicted
+        found.append((gain, variance))
+    return found
+
+
 def _singletons(samples: Samples, rewards: Tensor, baseline: Tensor) -> Tensor:
     """A group of one has no siblings: advantage 0 (singleton=zero) or the raw reward (singleton=raw, as verl)."""
     alone = rewards if samples.singleton == "zero" else torch.zeros_like(rewards)

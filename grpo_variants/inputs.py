@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grpo_variants.groups import Groups
 from grpo_variants.masked import select
+from grpo_variants.memory import Memory
 
 Number = Union[int, float, Tensor]
 
@@ -57,7 +58,8 @@ class Samples:
     """Rollouts after the border: tensors of one dtype on one device, missing rewards marked invalid.
 
     Parts of the advantage rule read this. `rewards` is the weighted total [N], `components` [N, K] holds
-    each reward function with NaN where missing, `lengths` [N] and `greedy_rewards` [N] may be absent.
+    each reward function with NaN where missing, `lengths` [N] and `greedy_rewards` [N] may be absent. `keys` [P] are
+    the ids that the groups were given.
     """
 
     rewards: Tensor
@@ -70,6 +72,14 @@ class Samples:
     greedy_rewards: Tensor | None
     singleton: str
     rollouts: Rollouts
+    keys: tuple[Hashable, ...]
+    state: Memory | None
+
+    def remembered(self) -> Memory:
+        """The memory of a rule that has one; `keys` are its prompts, in the order of the dense group ids."""
+        if self.state is None:
+            raise ValueError("this rule remembers earlier steps and was given no state.")
+        return self.state
 
     def need(self, name: str, wanted_by: str) -> Tensor:
         """An input that a part cannot do without; raises ValueError that names the input and the part."""
@@ -84,15 +94,15 @@ class Samples:
 _SUPPLIERS: Mapping[str, str] = {
     "entropy": " TRL's adapter computes it for the variants that read it; verl gives an estimator no entropies.",
     "sum_pi_squared": (
-        " TRL does not compute it; verl does with actor_rollout_ref.actor.calculate_sum_pi_squared=True, and hands it to "
-        "its own optimal_token_baseline."
+        " TRL does not compute it; verl does with actor_rollout_ref.actor.calculate_sum_pi_squared=True, and hands it "
+        "to its own optimal_token_baseline."
     ),
     "greedy_rewards": " TRL's adapter draws a greedy response; verl does for its own remax.",
     "step_ends": " TRL has one reward a response; in verl a reward manager has to write step rewards.",
 }
 
 
-def read_rollouts(rollouts: Rollouts, singleton: str) -> Samples:
+def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = None) -> Samples:
     """Check shapes, cast to float32 (float64 stays), weigh and add reward functions, mark missing rewards."""
     token_rewards, mask = _token_inputs(rollouts)
     components = _components(rollouts, token_rewards)
@@ -118,6 +128,8 @@ def read_rollouts(rollouts: Rollouts, singleton: str) -> Samples:
         greedy_rewards=None if greedy is None else _greedy_total(greedy, rollouts, components),
         singleton=singleton,
         rollouts=rollouts,
+        keys=tuple(dict.fromkeys(rollouts.groups.tolist() if isinstance(rollouts.groups, Tensor) else rollouts.groups)),
+        state=state,
     )
 
 

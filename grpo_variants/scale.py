@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from grpo_variants.baseline import kalman_gains
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.groups import whole
 from grpo_variants.inputs import Samples
@@ -251,6 +252,80 @@ class BetaDensity:
 def _log_beta_density(p: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     constant = torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
     return constant + (alpha - 1) * p.log() + (beta - 1) * (-p).log1p()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KalmanStd:
+    r"""Deviation of a Kalman filter at the response's place in its group, \(A_i / (\sqrt{P_i} + \epsilon)\) (KRPO).
+
+    Goes with baseline=kalman, which says what the numbers are; arXiv 2505.07527.
+    """
+
+    process: float = 1e-5
+    measurement: float = 1e-2
+    variance: float = 1.0
+    eps: float = 1e-8
+    per_token: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("scale.process", self.process, at_least=0)
+        check_number("scale.measurement", self.measurement, above=0)
+        check_number("scale.variance", self.variance, at_least=0)
+        check_number("scale.eps", self.eps, at_least=0)
+
+    def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
+        """Divide by the filter's deviation, which grows smaller from response to response."""
+        place = samples.groups.ranks(torch.zeros_like(rewards.raw), samples.valid)
+        width = int(place.max()) + 1 if len(place) else 0
+        gains = kalman_gains(self.process, self.measurement, self.variance, width)
+        variances = rewards.raw.new_tensor([variance for _, variance in gains])
+        return divide(advantages, variances.sqrt()[place], self.eps, "std")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothedStd:
+    r"""Standardised within the step and over all steps of the prompt, whichever mix is smaller (DCPO, 2509.02333).
+
+    With i the number of steps that have seen the prompt, this one included, \(A^1 = \frac1i A^{tot} + \frac{i-1}i
+    A^{new}\) and \(A^2 = \frac1i A^{new} + \frac{i-1}i A^{tot}\); the one nearer to 0 counts. \(A^{new}\) takes mean
+    and deviation of this step's group, \(A^{tot}\) those of every step's together, each step of the same weight. A
+    group without a signal of its own so gets one from its history.
+    """
+
+    ddof: int = 1
+    per_token: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_choice("scale.ddof", self.ddof, (0, 1))
+
+    def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
+        """Advantages [N] from this step's and the remembered statistics, which are then brought up to date."""
+        groups, valid, raw = samples.groups, samples.valid, rewards.raw
+        mean, std = groups.mean(raw, valid), groups.std(raw, valid, self.ddof)
+        seen = groups.size(valid) > 0
+        new = torch.stack([groups.at_rank(n, valid, torch.zeros_like(seen, dtype=torch.long)) for n in (mean, std)], 1)
+        steps, total = self._total(new.double(), seen, samples)
+        share = (1 / steps).to(raw.dtype)[groups.ids]
+        total_mean, total_std = (column[groups.ids] for column in total.to(raw.dtype).unbind(1))
+        now = divide(raw - mean, std, 0.0, "std")
+        ever = divide(raw - total_mean, total_std, 0.0, "std")
+        first, second = share * ever + (1 - share) * now, share * now + (1 - share) * ever
+        return torch.where(first.abs() < second.abs(), first, second)
+
+    def _total(self, new: Tensor, seen: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Number of steps [P], mean and deviation [P, 2] of each prompt with this step in; remembered."""
+        state = samples.remembered()
+        before = state.recall("smoothed_std", samples.keys, (0.0, 0.0, 0.0)).to(new.device)
+        earlier, steps = before[:, 0], before[:, 0] + 1
+        mean = (before[:, 1] * earlier + new[:, 0]) / steps
+        between = earlier / steps * (new[:, 0] - before[:, 1]).square()
+        variance = (before[:, 2].square() * earlier + new[:, 1].square() + between) / steps
+        total = torch.stack([mean, variance.sqrt()], 1)
+        state.store("smoothed_std", samples.keys, torch.cat([steps.unsqueeze(1), total], 1), seen)
+        return steps, total
 
 
 def _singletons(samples: Samples, scale: Tensor) -> Tensor:

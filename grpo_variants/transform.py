@@ -86,14 +86,14 @@ class PassAtK:
         size = groups.size(valid)[groups.ids].double()
         drawn = size.clamp(max=self.k)
         rank = groups.ranks(rewards, valid)
-        low = groups.low_and_high(rewards, valid)[0][groups.ids]
+        low, high = (end[groups.ids] for end in groups.low_and_high(rewards, valid))
         # Above the lowest, so that a constant group keeps its value to the last digit.
         rise = torch.where(valid, rewards - low, 0.0).double()
         subsets = _log_choose(size - 1, drawn - 1)
         own = (_log_choose(rank.double(), drawn - 1) - subsets).exp() * rise
         best = (_log_choose(rank.double() - 1, drawn - 2) - subsets).exp() * rise
-        value = (own + _sum_of_higher(best, rank, samples)).to(rewards.dtype)
-        return torch.where(valid, low + value, rewards)
+        value = low + (own + _sum_of_higher(best, rank, samples)).to(rewards.dtype)
+        return torch.where(valid, torch.where(size > self.k, value, high), rewards)
 
 
 def _sum_of_higher(value: Tensor, rank: Tensor, samples: Samples) -> Tensor:

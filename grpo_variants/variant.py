@@ -59,6 +59,8 @@ AXES: Mapping[str, Axis] = {
             "second_best": baseline.SecondBest,
             "group_median": baseline.GroupMedian,
             "group_quantile": baseline.GroupQuantile,
+            "tracked": baseline.Tracked,
+            "kalman": baseline.Kalman,
         },
     ),
     "scale": Axis(
@@ -72,6 +74,8 @@ AXES: Mapping[str, Axis] = {
             "bernoulli": scale.Bernoulli,
             "beta_density": scale.BetaDensity,
             "signal_share": scale.SignalShare,
+            "kalman_std": scale.KalmanStd,
+            "smoothed_std": scale.SmoothedStd,
         },
     ),
     "credit": Axis(
@@ -111,6 +115,14 @@ AXES: Mapping[str, Axis] = {
             "dppo_kl": surrogate.DppoKl,
             "quadratic": surrogate.Quadratic,
             "dro": surrogate.Dro,
+            "aspo": surrogate.Aspo,
+            "ce_gppo": surrogate.CeGppo,
+            "dcpo": surrogate.Dcpo,
+            "fipo": surrogate.Fipo,
+            "clip_cov": surrogate.ClipCov,
+            "kl_cov": surrogate.KlCov,
+            "bapo": surrogate.Bapo,
+            "m2po": surrogate.M2po,
         },
     ),
     "kl": Axis(
@@ -128,6 +140,7 @@ AXES: Mapping[str, Axis] = {
             "geometric_truncate": correction.GeometricTruncate,
             "geometric_mask": correction.GeometricMask,
             "off_policy_mask": correction.OffPolicyMask,
+            "kpop": correction.Kpop,
         },
         joins=True,
     ),
@@ -228,6 +241,11 @@ class Variant:
         return self.credit.per_token
 
     @property
+    def remembers(self) -> bool:
+        """Whether the advantage rule remembers earlier steps, in a `Memory`."""
+        return any(getattr(part, "remembers", False) for part in (self.baseline, self.scale))
+
+    @property
     def needs_rollout_logp(self) -> bool:
         """Whether the objective reads what the rollout engine reported."""
         optional = all(isinstance(part, correction.OffPolicyMask) for part in self.correction)
@@ -236,9 +254,22 @@ class Variant:
 
 Fence = tuple[Callable[[Variant], Any], str]
 
+
 _STEP_BASELINES = (baseline.NoBaseline, baseline.GroupMean, baseline.BatchMean)
 
 FENCES: tuple[Fence, ...] = (
+    (
+        lambda v: v.remembers and not isinstance(v.credit, credit.Outcome),
+        "a rule that remembers the rewards of earlier steps reads one reward a response; choose credit=outcome.",
+    ),
+    (
+        lambda v: isinstance(v.scale, scale.SmoothedStd) and not isinstance(v.baseline, baseline.GroupMean),
+        "scale=smoothed_std subtracts the means of the step and of all steps itself; choose baseline=group_mean.",
+    ),
+    (
+        lambda v: isinstance(v.scale, scale.KalmanStd) and not isinstance(v.baseline, baseline.Kalman),
+        "scale=kalman_std is the deviation of a filter that is the baseline; choose baseline=kalman.",
+    ),
     (
         lambda v: not isinstance(v.transform, transform.NoTransform) and not v.credit.of_outcome,
         "a transform is of a response's reward as a whole, which this credit does not read; choose credit=outcome, or "

@@ -101,11 +101,12 @@ def random_case(seed, rows=9, width=6, spread=0.4):
     spread: standard deviation of the log ratios between the policies.
     """
     rng = np.random.default_rng(seed)
-    groups = [f"prompt {g}" for g in rng.integers(0, max(rows // 3, 1), rows)]
+    prompts = 1 if seed % 5 == 0 else max(rows // 3, 1)  # one large group, for what needs more than a few siblings
+    groups = [f"prompt {g}" for g in rng.integers(0, prompts, rows)]
     if seed % 3 == 1:  # any rewards; else within [0, 1], their weighted sum too
         rewards = rng.choice([0.0, 1.0, rng.normal()], (rows, 2)) + rng.normal(size=(rows, 2)) * rng.integers(0, 2)
     else:
-        rewards = rng.choice([0.0, 0.25, 1.0], (rows, 2))
+        rewards = rng.choice([0.0, 0.0, 0.25, 1.0], (rows, 2))
     rewards[rng.random((rows, 2)) < 0.1] = np.nan
     if rows > 3:
         groups[rows - 1], rewards[rows - 2] = "alone", np.nan
@@ -140,9 +141,15 @@ def random_cases(min_rows=1, spread=0.4):
     )
 
 
+def compute_advantages(variant, *args, **inputs):
+    """`gv.advantages`, with a memory that is empty for a rule that remembers."""
+    variant = gv.get(variant) if isinstance(variant, str) else variant
+    return gv.advantages(variant, *args, **inputs, **({"state": gv.Memory()} if variant.remembers else {}))
+
+
 def with_advantages(case, variant, dtype=torch.float64):
     """The case with the variant's own advantages in it."""
-    return replace(case, advantages=gv.advantages(variant, case.rollouts(dtype)).numpy())
+    return replace(case, advantages=compute_advantages(variant, case.rollouts(dtype)).numpy())
 
 
 def with_row_weights(variant, case, counts):
@@ -173,6 +180,15 @@ def loss_and_gradient(variant, case, dtype=torch.float64, counts=None, **changes
 
 # Values of every field that a spec string can set, small enough to matter for the cases above.
 FIELD_VALUES = {
+    "baseline.forgetting": (0.5, 0.875, 1.0),
+    "baseline.prior": (0.5, 2.0),
+    "baseline.process": (0.0, 1e-5, 0.1),
+    "baseline.measurement": (1e-2, 1.0),
+    "baseline.mean": (0.0, 0.5),
+    "baseline.variance": (0.5, 1.0),
+    "scale.process": (0.0, 1e-5, 0.1),
+    "scale.measurement": (1e-2, 1.0),
+    "scale.variance": (0.5, 1.0),
     "credit.eps": (1e-8, 1e-4, 0.1),
     "credit.ddof": (0, 1),
     "credit.over": ("responses", "tokens"),
@@ -293,6 +309,8 @@ def variant_or_none(spec):
 random_variants = random_specs().map(variant_or_none).filter(lambda variant: variant is not None)
 
 
+# Scales that go with any baseline.
+ANY_SCALE = [s for s in AXES["scale"].choices if s not in ("kalman_std", "smoothed_std")]
 WHITEN = "scale=batch_std,scale.of=centred,scale.over=tokens"
 RETURNS = "credit=reward_to_go"
 IN_REWARD = "kl.placement=reward,kl.beta=0.3"
@@ -312,7 +330,14 @@ SPECS = (
     "grpo,scale=group_mad,singleton=raw,baseline=none",
     "grpo,scale=beta_density,scale.cap=0.7",
     *(f"grpo,baseline=group_quantile,baseline.level={q},baseline.interpolation=linear" for q in (0.3, 0.8)),
-    *(f"{name},scale={s}" for name in ("reinforce", "rloo") for s in AXES["scale"].choices),
+    *(f"{name},scale={s}" for name in ("reinforce", "rloo") for s in ANY_SCALE),
+    "reinforce,baseline=tracked,baseline.forgetting=0.5,baseline.prior=2",
+    "reinforce,baseline=tracked,scale=batch_std,scale.of=centred,scale.mean=subtract",
+    "reinforce,baseline=kalman,baseline.process=0.1,baseline.measurement=1,baseline.mean=0.5,baseline.variance=0.5",
+    "reinforce,baseline=kalman,scale=kalman_std,scale.eps=0.1",
+    "grpo,baseline=kalman,baseline.process=0.1,baseline.measurement=1,baseline.variance=0.5,scale=kalman_std,"
+    "scale.process=0.1,scale.measurement=1,scale.variance=0.5",
+    *(f"grpo,scale=smoothed_std,scale.ddof={ddof}" for ddof in (0, 1)),
     # selections and transforms
     *(f"grpo,selection={s},selection.keep={k}" for s in ("shortest", "efficient") for k in (1, 2)),
     *(f"rloo,transform=pass_at_k,transform.k={k}" for k in (1, 2, 3)),
@@ -323,13 +348,14 @@ SPECS = (
     *(
         f"grpo_process,baseline={b},scale={s}"
         for b in ("none", "group_mean", "batch_mean")
-        for s in AXES["scale"].choices
+        for s in ANY_SCALE
     ),
     "grpo_process,scale.ddof=0,scale.eps_in=var,scale.eps=0.1,singleton=raw",
     "grpo_process,scale=batch_std,scale.of=centred,aggregation=prompt_mean",
     *(
         f"dapo,{RETURNS},baseline={b},scale={s},credit.gamma=0.8"
         for b in AXES["baseline"].choices
+        if b != "tracked"
         for s in ("none", "group_std")
     ),
     *(f"dr_grpo,{RETURNS},credit.gamma=0.9,{WHITEN},baseline={b}" for b in ("none", "group_mean")),

@@ -54,6 +54,13 @@ GDPO_STD = (2 * (SUMS[0] ** 2 + SUMS[1] ** 2) / 3) ** 0.5 + 1e-4
 LOW = 2 / (1 + 1e-8) / (1 / (1 + 1e-8) + 1 / (0.5 + 1e-8))
 GTPO_WRONG = 0.1 * (1 - LOW) / (0.1 * (1 - LOW) * 2**0.5 + 1e-8)
 
+# KRPO: the filter starts at x = 0, P = 1; Q = 1e-5, R = 1e-2.
+GAIN_1 = 1.00001 / 1.01001
+LEFT_1 = (1 - GAIN_1) * 1.00001
+GAIN_2 = (LEFT_1 + 1e-5) / (LEFT_1 + 0.01001)
+LEFT_2 = (1 - GAIN_2) * (LEFT_1 + 1e-5)
+STATE_2 = GAIN_1 + GAIN_2 * (0 - GAIN_1)
+
 CASES: dict[str, Case] = {
     "opo": Case(
         # Group a, rewards 0, 1, 3 of 1, 2, 3 tokens: (0 + 2 + 9)/6 = 11/6. Group b, rewards 1, 0 of 3, 1: 3/4.
@@ -206,5 +213,38 @@ CASES: dict[str, Case] = {
         },
         advantages=[[1 - 0.5 / 1.50000001, 1], [-0.5 / 1.50000001, 0]],
         **TOKENS_TOKEN_MEAN,
+    ),
+    "krpo": Case(
+        # Group a, rewards 1, 0: x = K1, then K1 + K2 (0 - K1); P as above. Group b starts anew with a reward of 0: x = 0.
+        rollouts={"rewards": [1, 0, 0], "groups": ["a", "b", "a"]},
+        advantages=[(1 - GAIN_1) / (LEFT_1**0.5 + 1e-8), 0, -STATE_2 / (LEFT_2**0.5 + 1e-8)],
+        # The policy terms as in CLIP_SEQUENCE_MEAN, and 0.01 k3 (see PAIR): mean over responses 0.155253851446.
+        # L = -0.35 + 0.00155253851446. Gradient of k3: -1, 0.5, 0 | 0.5, -0.5.
+        **PAIR,
+        given=[1.5, -0.5],
+        loss=-0.348447461486,
+        gradient=[[-0.01 / 6, -1.645 / 6, -0.125], [0.00125, _, 0.24875]],
+    ),
+    "spo": Case(
+        # Prompts that are new: alpha = beta = 1/2, so rates of 1/2. 1/2, -1/2, -1/2 less their mean -1/6:
+        # 2/3, -1/3, -1/3, with variance (4/9 + 1/9 + 1/9)/2 = 1/3. The second step is in tests/core/test_memory.py.
+        rollouts={"rewards": [1, 0, 0], "groups": ["a", "b", "c"]},
+        advantages=[n / ((1 / 3) ** 0.5 + 1e-8) for n in (2 / 3, -1 / 3, -1 / 3)],
+        **CLIP_TOKEN_MEAN,
+    ),
+    "dcpo": Case(
+        # The first step of a prompt: no history, and no epsilon. Group a, 0, 1, 2: mean 1, deviation 1. Group b, 1, 0:
+        # 1/2 over sqrt(1/2). Later steps are in tests/core/test_memory.py.
+        rollouts={"rewards": [0, 1, 2, 1, 0], "groups": [*"aaa", *"bb"]},
+        advantages=[-1, 0, 1, 0.5**0.5, -(0.5**0.5)],
+        # q = old. The lower bounds are 1/2, since 4 * 0.16/q > 1 for every q below 0.64; the upper bound at q = 0.2 is
+        # 1/2 + sqrt(1 + 0.8/0.2)/2 = (1 + sqrt 5)/2 = 1.618033988750.
+        # A = 1.5:  rho 2 -> -1.618033988750 * 1.5 = -2.427050983125 (clipped); 1.1 -> -1.65; 0.5 -> -0.75.
+        # A = -0.5: rho 0.25 -> 0.25 (clipped); 2 -> 1. L = (-4.827050983125/3 + 1.25/2)/2.
+        policy=[[0.4, 0.55, 0.1], [0.05, _, 0.6]],
+        old=PAIR["old"],
+        given=[1.5, -0.5],
+        loss=-0.492008497187,
+        gradient=[[0, -0.275, -0.125], [0, _, 0.25]],
     ),
 }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import oracle_advantages as wider
 
 from oracle_numbers import bounded, mean, minus, stop, variance
-from oracle_objectives import CLIPPING, STATISTICS, SURROGATES, Here, Loss
+from oracle_objectives import CLIPPING, STATISTICS, SURROGATES, Cell, Here, Loss
 
 STEP = 1e-30
 
@@ -78,7 +78,7 @@ BASELINES = {
     "length_weighted": length_weighted,
     **wider.BASELINES,
 }
-OF_GROUP = ("group_mean", "leave_one_out", "length_weighted", *wider.BASELINES)
+OF_GROUP = ("group_mean", "leave_one_out", "length_weighted", *wider.GROUPED)
 
 
 def baseline(values, sample, samples):
@@ -434,6 +434,18 @@ def off_policy_mask(fields, row):
     return [0.0 if a < 0 and drift > fields["threshold"] else 1.0 for a in row.advantage]
 
 
+def binary_divergence(log_p, log_q):
+    p, q = math.exp(log_p), math.exp(log_q)
+    rest_p, rest_q = max(1 - p, 1e-6), max(1 - q, 1e-6)
+    return p * (log_p - log_q) + rest_p * math.log(rest_p / rest_q)
+
+
+def kpop(fields, row):
+    pairs = [(stop(old), mu) for old, mu in zip(row.old, row.rollout, strict=True)]
+    apart = [max(binary_divergence(a, b), binary_divergence(b, a)) for a, b in pairs]
+    return [w if d <= fields["threshold"] else 0.0 for w, d in zip(token_weights(row), apart, strict=True)]
+
+
 def each(weights, rule):
     return lambda fields, row: [rule(fields, w) for w in weights(row)]
 
@@ -447,6 +459,7 @@ CORRECTIONS = {
     "geometric_truncate": each(geometric_weights, truncated),
     "geometric_mask": each(geometric_weights, gate),
     "off_policy_mask": off_policy_mask,
+    "kpop": kpop,
 }
 
 
@@ -469,7 +482,7 @@ def per_response(values, x):
         return len(x["correction"][0]) == 1
     by_token = isinstance(x["advantages"][0], list)
     return not any(
-        word.startswith("token") or (word == "off_policy_mask" and by_token) for word in values["correction"].split("+")
+        word.startswith(("token", "kpop")) or (word == "off_policy_mask" and by_token) for word in values["correction"].split("+")
     )
 
 
@@ -561,8 +574,21 @@ class Step(NamedTuple):
 
 
 def step_of(values, x, counts):
-    statistics = STATISTICS.get(values["surrogate"])
-    return Step(kept_cells(values, x, counts), statistics and statistics(values, x, counts))
+    batch = None
+    if values["surrogate"] in STATISTICS:
+        cells = [cell for i in range(len(x["mask"])) for cell in cells_of(values, x, i)]
+        batch = STATISTICS[values["surrogate"]](values, cells, counts.get("thresholds") or {})
+    return Step(kept_cells(values, x, counts), batch)
+
+
+def cells_of(values, x, i):
+    """A response's tokens as the statistics of a batch read them."""
+    row, at = row_of(x, i), [t for t, m in enumerate(x["mask"][i]) if m]
+    if not at:
+        return []
+    draws = x["draws"][i] if x.get("draws") else [0.0] * len(x["mask"][i])
+    numbers = zip(at, RATIOS[values["ratio"]](values, row), row.advantage, row.logp, strict=True)
+    return [Cell((i, t), stop(d), a, stop(lp), draws[t]) for t, d, a, lp in numbers]
 
 
 def tokens_of(values, x, i, step, logp=None):
@@ -573,7 +599,7 @@ def tokens_of(values, x, i, step, logp=None):
     result = []
     ratios = RATIOS[values["ratio"]](values, row)
     for n, d in enumerate(ratios):
-        here = Here(d, row.advantage[n], row.logp[n], row, ratios, n, (i, at[n]), step.batch)
+        here = Here(d, row.advantage[n], row.logp[n], row, ratios, n, (i, at[n]), step.batch, at)
         term = SURROGATES[values["surrogate"]](values, here)
         stays = (i, at[n]) in step.kept
         policy = weights[n] * term.loss if stays and weights[n] != 0 else 0.0

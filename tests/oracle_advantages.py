@@ -54,7 +54,29 @@ def group_quantile(values, sample, samples):
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
-BASELINES = {"second_best": second_best, "group_median": group_median, "group_quantile": group_quantile}
+def tracked(values, sample, samples):
+    """The rate of a prompt that was never seen; tests/core/test_memory.py goes on from there."""
+    return values["baseline.prior"] / (2 * values["baseline.prior"])
+
+
+def filtered(values, axis, sample, samples):
+    """State and variance of a filter that has run over the group up to a sample."""
+    x, variance = values.get(f"{axis}.mean", 0.0), values[f"{axis}.variance"]
+    for other in group_of(sample, samples):
+        predicted = variance + values[f"{axis}.process"]
+        gain = predicted / (predicted + values[f"{axis}.measurement"])
+        x, variance = x + gain * (other.reward - x), (1 - gain) * predicted
+        if other is sample:
+            return x, variance
+    raise LookupError("the sample is in no group")
+
+
+def kalman(values, sample, samples):
+    return filtered(values, "baseline", sample, samples)[0]
+
+
+GROUPED = {"second_best": second_best, "group_median": group_median, "group_quantile": group_quantile}
+BASELINES = {**GROUPED, "tracked": tracked, "kalman": kalman}
 
 
 # Scales: what a number is divided by; None for no signal
@@ -96,7 +118,21 @@ def signal_share(values, sample, samples):
     return len(mixed) / len(samples) if mixed else None
 
 
+def kalman_std(values, sample, samples):
+    return math.sqrt(filtered(values, "scale", sample, samples)[1]) + values["scale.eps"]
+
+
+def smoothed_std(values, sample, samples):
+    """At the first step there is no history: the deviation of the group, without an epsilon."""
+    rewards, mean = rewards_of(sample, samples), average(rewards_of(sample, samples))
+    if constant(rewards):
+        return None
+    return math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - values["scale.ddof"]))
+
+
 SCALES = {
+    "kalman_std": kalman_std,
+    "smoothed_std": smoothed_std,
     "group_mean": mean_reward,
     "group_mad": group_mad,
     "bernoulli": bernoulli,

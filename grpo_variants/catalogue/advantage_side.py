@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from grpo_variants.aggregation import SequenceMean, SequenceSum, TokenMean
-from grpo_variants.baseline import GroupMean, GroupMedian, GroupQuantile, LeaveOneOut, LengthWeighted, SecondBest
+from grpo_variants.baseline import (
+    GroupMean,
+    GroupMedian,
+    GroupQuantile,
+    Kalman,
+    LeaveOneOut,
+    LengthWeighted,
+    SecondBest,
+    Tracked,
+)
 from grpo_variants.catalogue.references import (
     BAE,
     CHEN,
@@ -17,17 +26,30 @@ from grpo_variants.catalogue.references import (
     TAJWAR,
     TAN,
     TANG,
+    WANG_KRPO,
     WU,
     XIAO,
+    XU,
+    YANG,
     ZHU,
 )
 from grpo_variants.credit import Decoupled
 from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.ratio import TokenRatio
-from grpo_variants.scale import BatchStd, Bernoulli, BetaDensity, GroupMad, GroupStd, MeanReward, SignalShare
+from grpo_variants.scale import (
+    BatchStd,
+    Bernoulli,
+    BetaDensity,
+    GroupMad,
+    GroupStd,
+    KalmanStd,
+    MeanReward,
+    SignalShare,
+    SmoothedStd,
+)
 from grpo_variants.selection import Shortest
-from grpo_variants.surrogate import Clip
+from grpo_variants.surrogate import Clip, Dcpo
 from grpo_variants.token_credit import EntropyTokens, OptimalToken
 from grpo_variants.transform import PassAtK, Verdict
 from grpo_variants.variant import Variant
@@ -394,6 +416,81 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         hosts=(
             ("trl", "no counterpart: sums of squared probabilities are not computed"),
             ("verl", "advantages equal estimator optimal_token_baseline, outside groups of one"),
+        ),
+    ),
+    Variant(
+        name="krpo",
+        baseline=Kalman(),
+        scale=KalmanStd(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        kl=K3(beta=0.01),
+        aggregation=SequenceMean(),
+        summary="GRPO with a Kalman filter over the group's rewards, in their order, in place of mean and deviation.",
+        formula=(
+            r"P^- = P + Q,\quad K = \frac{P^-}{P^- + R},\quad x \leftarrow x + K(r_i - x),\quad P \leftarrow (1-K)P^-,"
+            r"\quad A_i = \frac{r_i - x}{\sqrt{P} + \epsilon},\quad "
+            rf"L = \frac{{1}}{{N}}\sum_i\frac{{1}}{{l_i}}\sum_t\left[-{_CLIP} + \beta\, k_3\right]"
+        ),
+        note=(
+            "The filter starts anew with each group in the authors' code, so nothing is remembered between steps, and "
+            "each reward is compared with the state that it has just moved. The advantage depends on the order of the "
+            "responses, and a group of equal rewards does not get 0."
+        ),
+        references=(WANG_KRPO,),
+        hosts=(
+            ("trl", "no counterpart: no filter over rewards"),
+            ("verl", "no counterpart: no filter over rewards"),
+        ),
+    ),
+    Variant(
+        name="spo",
+        baseline=Tracked(),
+        scale=BatchStd(eps=1e-8, of="centred", mean="subtract"),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=TokenMean(),
+        summary="Single-stream: one response a prompt is enough, compared with a success rate tracked over steps.",
+        formula=(
+            r"a_i = r_i - \frac{\alpha}{\alpha+\beta},\quad A_i = \frac{a_i - \operatorname{mean}_b a}"
+            r"{\operatorname{std}_b a + \epsilon},\quad \alpha\leftarrow\rho\alpha + r,\ \beta\leftarrow\rho\beta + 1 - r,"
+            rf"\quad {_CLIPPED}"
+        ),
+        note=(
+            "Forgets at a constant rate, the lower end of the authors' range (0.875 to 0.96), where they follow how "
+            "far the policy has moved. Drawing prompts by their uncertainty, and first estimates from samples drawn "
+            "beforehand, are the host's; a memory can be loaded with the latter. Simple Policy Optimization, also "
+            "called SPO, is another algorithm: spo_quadratic."
+        ),
+        references=(XU,),
+        hosts=(
+            ("trl", "no counterpart: nothing is remembered between steps"),
+            ("verl", "no counterpart: nothing is remembered, and uids are new in each step; verl-recipe has a trainer"),
+        ),
+    ),
+    Variant(
+        name="dcpo",
+        baseline=GroupMean(),
+        scale=SmoothedStd(),
+        ratio=TokenRatio(),
+        surrogate=Dcpo(),
+        aggregation=SequenceMean(),
+        summary="Rewards standardised over every step that saw the prompt, and clip bounds that widen for rare tokens.",
+        formula=(
+            r"A^1_i = \tfrac1n A^{tot}_i + \tfrac{n-1}n A^{new}_i,\quad A^2_i = \tfrac1n A^{new}_i + \tfrac{n-1}n "
+            r"A^{tot}_i,\quad A_i = \text{the one nearer to } 0,\quad L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t "
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, \mathrm{low}(q), \mathrm{high}(q)) A_i)"
+        ),
+        note=(
+            "The paper adds the responses of a prompt up where this takes their mean: a factor of the group's size, "
+            "left to the learning rate. Means and deviations of earlier steps have the same weight each, as in the "
+            "authors' code, and no epsilon is added. A group of equal rewards is compared with its history and does "
+            "not get 0."
+        ),
+        references=(YANG,),
+        hosts=(
+            ("trl", "no counterpart: nothing is remembered between steps"),
+            ("verl", "no counterpart: nothing is remembered, and uids are new in each step"),
         ),
     ),
 )

@@ -33,7 +33,8 @@ BASE = {
     "conventions": "grpo",
 }
 # What a choice is tried on that means nothing on its axis's base.
-BASE_OF_CHOICE, PAIRS_OF_CHOICE = cases_objectives.BASE_OF_CHOICE, cases_objectives.PAIRS_OF_CHOICE
+BASE_OF_CHOICE, PAIRS_OF_CHOICE = dict(cases_objectives.BASE_OF_CHOICE), cases_objectives.PAIRS_OF_CHOICE
+BASE_OF_CHOICE |= {"kalman_std": "grpo,baseline=kalman", "smoothed_std": "grpo,baseline=group_mean"}
 # Values for fields that have no default, and for those without which another field cannot act.
 NEEDED = {
     "selection": {"selection.keep": 2},
@@ -49,6 +50,15 @@ NEEDED = {
 }
 # Two values of each field that must differ in something.
 PAIRS = {
+    "baseline.forgetting": (0.5, 0.875),
+    "baseline.prior": (0.5, 2.0),
+    "baseline.process": (1e-5, 0.5),
+    "baseline.measurement": (1e-2, 1.0),
+    "baseline.mean": (0.0, 0.5),
+    "baseline.variance": (0.1, 1.0),
+    "scale.process": (1e-5, 0.5),
+    "scale.measurement": (1e-2, 1.0),
+    "scale.variance": (0.1, 1.0),
     "credit.eps": (1e-8, 0.3),
     "credit.ddof": (0, 1),
     "credit.over": ("responses", "tokens"),
@@ -121,7 +131,9 @@ def spec_of(axis, choice, **changed):
 def observed(spec):
     """What a variant computes on one step, by name."""
     variant, case = gv.get(spec), random_case(3, rows=24)
-    advantages = gv.advantages(variant, case.rollouts())
+    # The second step of a rule that remembers the first.
+    memory = {"state": gv.Memory()} if variant.remembers else {}
+    advantages = [gv.advantages(variant, step.rollouts(), **memory) for step in (random_case(4, rows=24), case)][-1]
     x = case.tokens(advantages=advantages)
     mask = torch.as_tensor(case.mask)
     counts = gv.Counts.of(mask, case.groups, length=LENGTH) if "constant" in spec else None

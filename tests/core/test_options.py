@@ -305,6 +305,9 @@ def test_refusals_say_what_was_given_and_what_is_allowed(spec):
 
 
 FENCED = {
+    "dapo,baseline=tracked,credit=reward_to_go": "a rule that remembers the rewards of earlier steps reads one reward",
+    "rloo,scale=smoothed_std": "scale=smoothed_std subtracts the means of the step and of all steps itself",
+    "grpo,scale=kalman_std": "scale=kalman_std is the deviation of a filter that is the baseline",
     "otb,baseline=group_mean": "this credit has a baseline and a scale of its own",
     "gtpo_entropy,kl=k1,kl.beta=0.1,kl.placement=reward": "this credit tells right from wrong by the reward",
     "gdpo,kl=k1,kl.beta=0.1,kl.placement=reward": "a KL penalty belongs to none of them",

@@ -12,6 +12,7 @@ import torch
 from cases import (
     LENGTH,
     SPECS,
+    compute_advantages,
     counts_for,
     keys_of,
     loss_and_gradient,
@@ -41,7 +42,7 @@ def plain_counts(variant, case):
 def check_advantages(variant, case, dtype=torch.float64):
     """Compare advantages; returns the case with the oracle's in it."""
     expected = np.array(oracle.advantages(resolved_values(variant), case.plain(dtype)))
-    found = gv.advantages(variant, case.rollouts(dtype))
+    found = compute_advantages(variant, case.rollouts(dtype))
     assert found.dtype == dtype
     torch.testing.assert_close(found, torch.as_tensor(expected, dtype=dtype), **TOLERANCE[dtype])
     return replace(case, advantages=expected)

@@ -8,6 +8,7 @@ import torch
 from cases import (
     LENGTH,
     TOKEN_INPUTS,
+    compute_advantages,
     counts_for,
     loss_and_gradient,
     random_case,
@@ -147,8 +148,8 @@ def test_the_order_of_responses_does_not_matter(variant, case, random):
 def test_what_groups_are_called_does_not_matter(variant, case):
     names = {name: (len(name), -i) for i, name in enumerate(dict.fromkeys(case.groups))}
     for groups in ([names[g] for g in case.groups], torch.tensor([17 - 5 * names[g][1] for g in case.groups])):
-        renamed = gv.advantages(variant, case.rollouts(groups=groups))
-        assert_close(renamed, gv.advantages(variant, case.rollouts()), rtol=0, atol=0)
+        renamed = compute_advantages(variant, case.rollouts(groups=groups))
+        assert_close(renamed, compute_advantages(variant, case.rollouts()), rtol=0, atol=0)
         filled = with_advantages(case, variant)
         expected, gradient, _ = loss_and_gradient(variant, filled)
         loss, slope, _ = loss_and_gradient(variant, filled, groups=groups)
@@ -194,7 +195,7 @@ def test_padding_content_reaches_neither_advantages_nor_loss_nor_gradient(spec, 
     names = [n for n in (*TOKEN_INPUTS, "token_rewards") if getattr(case, n) is not None]
     names += ["advantages"] if case.advantages.ndim == 2 else []
     dirty = replace(case, **{name: np.where(case.mask, getattr(case, name), garbage) for name in names})
-    assert_close(gv.advantages(variant, dirty.rollouts()), gv.advantages(variant, case.rollouts()), rtol=0, atol=0)
+    assert_close(compute_advantages(variant, dirty.rollouts()), compute_advantages(variant, case.rollouts()), rtol=0, atol=0)
     loss, gradient, out = loss_and_gradient(variant, case)
     again, slope, dirty_out = loss_and_gradient(variant, dirty)
     assert_close(again, loss, rtol=0, atol=0)
@@ -251,7 +252,7 @@ def test_a_nan_at_a_valid_position_stays_visible_in_the_reward(spec):
     old_logp = case.old_logp.copy()
     row = next(i for i in range(9) if case.valid[i] and case.mask[i].any() and not np.isnan(case.rewards[i]).all())
     old_logp[row, np.flatnonzero(case.mask[row])[0]] = np.nan
-    found = gv.advantages(spec, replace(case, old_logp=old_logp).rollouts())
+    found = compute_advantages(spec, replace(case, old_logp=old_logp).rollouts())
     assert found[row].isnan().any()
 
 
@@ -271,8 +272,8 @@ def test_group_baselines_ignore_a_shift_of_each_groups_rewards(baseline, scale, 
     shifted = rewards + np.array([shift[g] for g in case.groups])
     # The deviation of the raw rewards of a batch is no group statistic; that of the centred ones is.
     spec = f"grpo,baseline={baseline},scale={scale}" + (",scale.of=centred" if scale == "batch_std" else "")
-    before = gv.advantages(spec, one_reward(case, rewards).rollouts())
-    after = gv.advantages(spec, one_reward(case, shifted).rollouts())
+    before = compute_advantages(spec, one_reward(case, rewards).rollouts())
+    after = compute_advantages(spec, one_reward(case, shifted).rollouts())
     # A group of one: with length weights of 0 the mean is not defined, its advantage is the reward itself.
     counted = case.mask.any(1) | (baseline != "length_weighted")
     for g in set(case.groups):
@@ -287,8 +288,8 @@ def test_group_baselines_ignore_a_shift_of_each_groups_rewards(baseline, scale, 
 @given(case=random_cases(), seed=seeds, shift=st.floats(-50, 50))
 def test_baselines_ignore_a_shift_of_every_reward(spec, case, seed, shift):
     rewards = np.random.default_rng(seed).normal(size=len(case.groups))
-    before = gv.advantages(spec, one_reward(case, rewards).rollouts())
-    after = gv.advantages(spec, one_reward(case, rewards + shift).rollouts())
+    before = compute_advantages(spec, one_reward(case, rewards).rollouts())
+    after = compute_advantages(spec, one_reward(case, rewards + shift).rollouts())
     assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 
@@ -296,7 +297,7 @@ def test_remax_ignores_a_shift_of_both_rewards():
     case = random_case(0)
     moved = replace(case, rewards=case.rewards + 3.0, greedy_rewards=case.greedy_rewards + 3.0)
     full = ~np.isnan(case.rewards).any(1)
-    before, after = (gv.advantages("remax", c.rollouts())[full] for c in (case, moved))
+    before, after = (compute_advantages("remax", c.rollouts())[full] for c in (case, moved))
     assert before.abs().max() > 0.1
     assert_close(after, before, **EXACT)
 
@@ -318,18 +319,18 @@ def test_standard_deviations_ignore_the_scale_of_rewards(spec, case, seed, facto
     rewards = np.random.default_rng(seed).normal(size=len(case.groups))
     before = one_reward(case, rewards)
     after = replace(one_reward(case, rewards * factor), token_rewards=case.token_rewards * factor)
-    found = gv.advantages(spec, before.rollouts())
-    assert_close(gv.advantages(spec, after.rollouts()), found, rtol=1e-8, atol=1e-8)
+    found = compute_advantages(spec, before.rollouts())
+    assert_close(compute_advantages(spec, after.rollouts()), found, rtol=1e-8, atol=1e-8)
 
 
 @given(random_cases(min_rows=2), seeds)
 def test_leave_one_out_is_the_group_mean_times_g_over_g_minus_one(case, seed):
     rewards = np.random.default_rng(seed).normal(size=len(case.groups))
     case = one_reward(case, rewards)
-    centred = gv.advantages("dr_grpo", case.rollouts())
+    centred = compute_advantages("dr_grpo", case.rollouts())
     size = torch.tensor([case.groups.count(g) for g in case.groups], dtype=torch.float64)
     expected = torch.where(size > 1, centred * size / (size - 1).clamp(min=1), 0.0)
-    assert_close(gv.advantages("rloo", case.rollouts()), expected, **EXACT)
+    assert_close(compute_advantages("rloo", case.rollouts()), expected, **EXACT)
 
 
 # Identities of objectives
