@@ -5,6 +5,7 @@ w is old / rollout. Where a member's advantages are GRPO's or DAPO's, they are w
 
 from __future__ import annotations
 
+from math import exp
 from math import log as ln
 from typing import Any
 
@@ -247,5 +248,101 @@ CASES: dict[str, Case] = {
         given=[1.5, -0.5],
         loss=(-1.5 * ln(0.022) + 0.05 * ln(1.1) ** 2 + 0.5 * ln(0.06) + 0.05 * ln(1.5) ** 2) / 2,
         gradient=[[-0.75 + 0.05 * ln(1.1)] * 3, [0.25 + 0.05 * ln(1.5), _, 0.25 + 0.05 * ln(1.5)]],
+    ),
+    "kpop": Case(
+        **NORMALISED,
+        # Binary KL of old and rollout, both ways:
+        #   0.2, 0.1: 0.2 ln 2 + 0.8 ln(8/9) = 0.0444 and 0.0367, kept, w = 2; 0.5, 0.5: 0, kept, w = 1
+        #   0.2, 0.6: 0.2 ln(1/3) + 0.8 ln 2 = 0.3348, dropped | 0.2, 0.5: 0.2 ln 0.4 + 0.8 ln 1.6 = 0.1927, dropped
+        #   0.3, 0.2: 0.0282 and 0.0257, kept, w = 1.5
+        # From there on as icepop.
+        policy=PAIR["policy"],
+        old=PAIR["old"],
+        rollout=[[0.1, 0.5, 0.6], [0.5, _, 0.2]],
+        given=[1.5, -0.5],
+        loss=-0.5,
+        gradient=[[0, -0.275, 0], [0, _, 0.375]],
+    ),
+    "aspo": Case(
+        **NORMALISED,
+        # rho 2, 1.1, 0.25 | 0.5, 2
+        #   A = 1.5:  rho 2 -> 1/1.2: -1.25 (clipped); 1.1 -> -1.5/1.1; 0.25 -> 4, above 3: -3 * 1.5 ln 0.1
+        #   A = -0.5: 0.8 * 0.5 = 0.4 (clipped); 1
+        # L = their sum / 5 tokens. Gradient: 0, -1.5/1.1, -4.5 | 0, 1, over 5
+        policy=PAIR["policy"],
+        old=[[0.2, 0.5, 0.4], [0.2, _, 0.3]],
+        given=[1.5, -0.5],
+        loss=(-1.25 - 1.5 / 1.1 - 4.5 * ln(0.1) + 1.4) / 5,
+        gradient=[[0, -0.3 / 1.1, -0.9], [0, _, 0.2]],
+    ),
+    "ce_gppo": Case(
+        **NORMALISED,
+        # A = 1.5:  rho 2 -> -1.2 * 1.5 = -1.8, with that gradient; -1.65; -0.75. Sum -4.2.
+        # A = -0.5: rho 0.5 -> 0.75 * 0.8 * 0.5 = 0.3, with that gradient; 1.
+        # L = (-4.2 + 1.3) / 5 tokens
+        **PAIR_WITHOUT_REFERENCE,
+        given=[1.5, -0.5],
+        loss=-0.58,
+        gradient=[[-0.36, -0.33, -0.15], [0.06, _, 0.2]],
+    ),
+    "fipo": Case(
+        **NORMALISED,
+        # g = 2^(-1/32) = 0.978572062087. rho 2, 1.1, 0.5 | 12 (above 3: not in F), a hole, 2
+        #   F = ln 2 + g ln 1.1 - g^2 ln 2 = 0.122653914894, weight 1.130492995...; ln 1.1 - g ln 2 < 0, weight 1; 1
+        #   F = g^2 ln 2 = 0.66, weight 1.2, but A < 0 and 12 above 10: 1; ln 2, weight 1.2
+        #   A = 1.5:  rho 2 -> -1.28 * 1.5 * 1.130... (clipped); -1.65; -0.75
+        #   A = -0.5: rho 12 -> 3 * 0.5 = 1.5 (dual clip); 2 -> 2 * 0.6 = 1.2
+        # L = their sum / 5 tokens
+        policy=PAIR["policy"],
+        old=[[0.2, 0.5, 0.2], [0.1 / 12, _, 0.3]],
+        given=[1.5, -0.5],
+        loss=(-1.92 * exp(ln(2) + 2 ** (-1 / 32) * ln(1.1) - 2 ** (-1 / 16) * ln(2)) - 2.4 + 2.7) / 5,
+        gradient=[[0, -0.33, -0.15], [0, _, 0.24]],
+    ),
+    "bapo": Case(
+        **NORMALISED,
+        # A = 0.75: gains 0.75 (c + 1.1 + 0.5); A = -0.875: losses 0.875 (max(0.5, c) + 2).
+        # At 0.6, 1.2: 2.1 against 2.275; the floor goes up to 0.9: 2.5375. Then 0.75 (c + 1.6) >= 2.5375 from 1.8 on.
+        #   A = 0.75:   rho 2 -> -1.8 * 0.75 = -1.35 (clipped); -0.825; -0.375
+        #   A = -0.875: rho 0.5 -> 0.9 * 0.875 = 0.7875 (clipped); 1.75
+        # L = -0.0125 / 5 tokens
+        **PAIR_WITHOUT_REFERENCE,
+        given=[0.75, -0.875],
+        loss=-0.0025,
+        gradient=[[0, -0.165, -0.075], [0, _, 0.35]],
+    ),
+    "m2po": Case(
+        **NORMALISED,
+        # Harmful, A (rho - 1) > 0: d^2 = ln(2)^2 = 0.48, ln(1.1)^2 = 0.009 | ln(2)^2; mean 0.32, above 0.04.
+        # Cut to 0.009 they sum to 0.03, below 3 * 0.04; to 0.48 to 0.97: tau = ln 1.1, range 1/1.1 to 1.1, but not tighter
+        # than 0.7 to 1.5.
+        #   A = 1.5:  -2.25 (clipped); -1.65; -0.75. A = -0.5: 0.35 (clipped); 1. L = -3.3 / 5 tokens
+        **PAIR_WITHOUT_REFERENCE,
+        given=[1.5, -0.5],
+        loss=-0.66,
+        gradient=[[0, -0.33, -0.15], [0, _, 0.2]],
+    ),
+    "clip_cov": Case(
+        **NORMALISED,
+        # A - mean A: mean (3 * 3 - 2 * 2)/5 = 1, so 2 | -3. ln p - mean: mean (ln 0.022 + ln 0.06)/5 = -1.3260, so
+        # 0.4097, 0.7282, -0.9766 | -0.9766, 0.8152. Covariances 0.82, 1.46, -1.95 | 2.93, -2.45: candidates are the
+        # second token (rho 1.1) and the fourth (rho 1), neither clipped. One is drawn, the one with the smaller number.
+        #   A = 3: -3.6 (clipped); -3.3; -1.5. A = -2: 0 (drawn); 4. L = -4.4 / 5 tokens
+        policy=PAIR["policy"],
+        old=[[0.2, 0.5, 0.2], [0.1, _, 0.3]],
+        extras={"draws": numbers([[0.1, 0.6, 0.2], [0.4, _, 0.3]], float("nan"))},
+        given=[3, -2],
+        loss=-0.88,
+        gradient=[[0, -0.66, -0.3], [0, _, 0.8]],
+    ),
+    "kl_cov": Case(
+        **NORMALISED,
+        # A - mean A: 2.4 | -3.6; ln p - mean as clip_cov. Highest covariance: -3.6 * -0.9766 = 3.52, the fourth token's.
+        #   A = 3: -6; -3.3; -1.5. A = -3: 1.5 + ln 2; 6. L = (-3.3 + ln 2) / 5 tokens
+        # The penalty's gradient is -1, rho being below 1.
+        **PAIR_WITHOUT_REFERENCE,
+        given=[3, -3],
+        loss=(-3.3 + ln(2)) / 5,
+        gradient=[[-1.2, -0.66, -0.3], [0.1, _, 1.2]],
     ),
 }

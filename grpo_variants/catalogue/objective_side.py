@@ -7,13 +7,31 @@ from dataclasses import replace
 from grpo_variants.aggregation import PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_variants.baseline import GroupMean, NoBaseline
 from grpo_variants.catalogue import references as papers
-from grpo_variants.correction import OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
+from grpo_variants.correction import Kpop, OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
 from grpo_variants.divergence import K3
 from grpo_variants.filters import TopEntropy, ZeroVariance
 from grpo_variants.ratio import SequenceProduct, SequenceRatio, TokenRatio
 from grpo_variants.scale import BatchStd, GroupStd, NoScale
 from grpo_variants.shaping import Mask
-from grpo_variants.surrogate import Cispo, Clip, DppoKl, DppoTv, Dro, Gmpo, Quadratic, Sapo, Topr, Vespo
+from grpo_variants.surrogate import (
+    Aspo,
+    Bapo,
+    CeGppo,
+    Cispo,
+    Clip,
+    ClipCov,
+    DppoKl,
+    DppoTv,
+    Dro,
+    Fipo,
+    Gmpo,
+    KlCov,
+    M2po,
+    Quadratic,
+    Sapo,
+    Topr,
+    Vespo,
+)
 from grpo_variants.variant import Variant
 
 # Most members change one thing of these two; each entry below says which.
@@ -107,6 +125,26 @@ _MISMATCH: tuple[Variant, ...] = (
                 "equals loss vanilla with seq-mean-token-mean and rollout_correction.rollout_is=token, "
                 "rollout_is_threshold='0.5_5.0', under conventions=verl",
             ),
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="kpop",
+        correction=(Kpop(),),
+        summary="GRPO in which a token counts only where trainer and engine agree in binary KL, both ways.",
+        formula=(
+            r"L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t w_{it}\,1[\max(D(p\|q), D(q\|p)) \le 0.1]\,"
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp0.2) A_i),\quad "
+            r"D(p\|q) = p\ln\tfrac{p}{q} + (1-p)\ln\tfrac{1-p}{1-q},\ p = \pi_{\mathrm{old}}(y_{it}),\ q = \mu(y_{it})"
+        ),
+        references=(papers.GUO_KPOP, papers.RING),
+        hosts=(
+            ("trl", "no counterpart: weights are bounded by their ratio only"),
+            ("verl", "no counterpart: 0.9.1 has no rejection by a binary KL of both directions"),
+        ),
+        note=(
+            "The weight itself stays, as in IcePop and AReaL; a pull request for verl rejects without it. The threshold of "
+            "0.1 is the authors', as prime-rl quotes it."
         ),
     ),
     replace(
@@ -420,4 +458,154 @@ _SHAPED: tuple[Variant, ...] = (
     ),
 )
 
-OBJECTIVE_SIDE: tuple[Variant, ...] = (*_RECOMBINED, *_MISMATCH, *_WEIGHTED, *_SHAPED)
+_CLIPPED: tuple[Variant, ...] = (
+    replace(
+        _GRPO,
+        name="aspo",
+        surrogate=Aspo(),
+        aggregation=TokenMean(),
+        summary="Asymmetric importance: with a positive advantage a token weighs the inverse of its ratio.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} w_{it} A_i,\quad w_{it} = \frac{\min(\rho_{it}, 1.2)}"
+            r"{\operatorname{sg}[\min(\rho_{it}, 1.2)]^2} \text{ if } A_i > 0, \text{ else } \max(\rho_{it}, 0.8);\quad "
+            r"w_{it} > 3:\ 3 \log\pi(y_{it})"
+        ),
+        references=(papers.WANG_ASPO,),
+        hosts=(
+            ("trl", "no counterpart: no weight that depends on the sign of the advantage"),
+            ("verl", "no counterpart: no weight that depends on the sign of the advantage"),
+        ),
+        note=(
+            "Its authors' code can make the ranges depend on the token's entropy, 0.2 and 0.4, with the two cases "
+            "swapped; the ranges here are the same for every token."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="ce_gppo",
+        surrogate=CeGppo(),
+        aggregation=TokenMean(),
+        summary="Gradient-preserving clip: clipped tokens keep a bounded gradient, which steers the entropy.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} x_{it} A_i,\quad x_{it} = 0.75 \cdot 0.8\, "
+            r"\frac{\rho_{it}}{\operatorname{sg}[\rho_{it}]} \text{ if } A_i < 0, \rho_{it} < 0.8,\quad 1.2\, "
+            r"\frac{\rho_{it}}{\operatorname{sg}[\rho_{it}]} \text{ if } A_i > 0, \rho_{it} > 1.2,\quad \rho_{it} "
+            r"\text{ else}"
+        ),
+        references=(papers.SU_CEGPPO,),
+        hosts=(
+            ("trl", "no counterpart: a clipped token has no gradient"),
+            ("verl", "no counterpart: a clipped token has no gradient"),
+        ),
+        note="The paper recommends factors of 0.5 to 0.75 below and 1 above; the published code has 0.25 below.",
+    ),
+    replace(
+        _GRPO,
+        name="fipo",
+        surrogate=Fipo(),
+        aggregation=TokenMean(),
+        filter=ZeroVariance(),
+        summary="DAPO's clip with each token's advantage weighted by how the policy moved on the tokens after it.",
+        formula=(
+            r"F_{it} = \sum_{k\ge t} 2^{-(k-t)/32} \log\rho_{ik}\, 1[\rho_{ik} \le 3],\quad "
+            r"\tilde A_{it} = \operatorname{clip}(e^{F_{it}}, 1, 1.2) A_i,\quad L = -\frac{1}{\sum_i l_i}\sum_{i,t} "
+            r"\min(\rho_{it} \tilde A_{it}, \operatorname{clip}(\rho_{it}, 0.8, 1.28) \tilde A_{it})"
+        ),
+        references=(papers.FIPO, papers.YU),
+        hosts=(
+            ("trl", "no counterpart: no weight by the tokens that follow"),
+            ("verl", "no counterpart: no weight by the tokens that follow"),
+        ),
+        note=(
+            "Numbers are those of its 32B run; other code takes 4 where `surrogate.safety` is 10. With A < 0 the loss is "
+            "held at a ratio of 3 (verl's dual clip). The authors' code also drops a response two of whose tokens are."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="bapo",
+        surrogate=Bapo(),
+        aggregation=TokenMean(),
+        summary="Clip bounds that move, batch by batch, until positive advantages make up half of the objective.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t}\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, c_-, c_+) A_i),\quad "
+            r"(c_-, c_+) \text{ the first of } 0.6 \ldots 0.9, \text{ then } 1.2 \ldots 3 \text{ with } "
+            r"\frac{\sum_{A>0} \min(\rho, c_+) A}{\sum_{A>0} \min(\rho, c_+) A + \sum_{A<0} \max(\rho, c_-) |A|} \ge 0.5"
+        ),
+        references=(papers.XI_BAPO,),
+        hosts=(
+            ("trl", "no counterpart: clip bounds are fixed"),
+            ("verl", "no counterpart: clip bounds are fixed"),
+        ),
+        note=(
+            "The order (floor first, then ceiling), the dual clip at 3 and the step of 0.05 are those of the authors' "
+            "code. The bounds span the batch: without the step's thresholds each micro-batch finds its own."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="m2po",
+        surrogate=M2po(),
+        aggregation=TokenMean(),
+        summary="Clip as wide as the second moment of the batch's harmful log ratios allows, for stale data.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t}\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, "
+            r"\min(e^{-\tau}, 0.7), \max(e^{\tau}, 1.5)) A_i),\quad \operatorname{mean}_{A d > 0} \min(d^2, \tau^2) < 0.04"
+        ),
+        references=(papers.ZHENG_M2PO,),
+        hosts=(
+            ("trl", "no counterpart: clip bounds are fixed"),
+            ("verl", "no counterpart: clip bounds are fixed"),
+        ),
+        note=(
+            "The paper masks tokens until the mean of the squared log ratios is within the budget; its code clips at the "
+            "range that the budget leaves, but not tighter than 0.7 and 1.5, which is taken. The range spans the batch."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="clip_cov",
+        surrogate=ClipCov(),
+        aggregation=TokenMean(),
+        summary="PPO's clip, and a few random tokens of high covariance lose their gradient, to keep the entropy.",
+        formula=(
+            r"\mathrm{cov}_{it} = (A_i - \bar A)(\log\pi(y_{it}) - \overline{\log\pi}),\quad "
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} 1[it \notin I]\, \min(\rho_{it} A_i, "
+            r"\operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i),\quad I \text{ random among } 1 < \mathrm{cov}_{it} < 5"
+        ),
+        references=(papers.CUI,),
+        hosts=(
+            ("trl", "no counterpart: no covariance"),
+            ("verl", "equals loss clip_cov with token-mean, for the same draws, under conventions=verl"),
+        ),
+        note=(
+            "Draws at random: pass `generator=`, or `Tokens.draws`. The means, and the largest number drawn, span the "
+            "batch; verl takes each micro-batch's, and the random numbers of each rank."
+        ),
+    ),
+    replace(
+        _GRPO,
+        name="kl_cov",
+        surrogate=KlCov(),
+        aggregation=TokenMean(),
+        summary="No clip; the tokens of highest covariance pay a penalty on their log ratio, to keep the entropy.",
+        formula=(
+            r"L = \frac{1}{\sum_i l_i}\sum_{i,t} \left(-\rho_{it} A_i + 1[it \in I]\, |\log\rho_{it}|\right),\quad "
+            r"I \text{ the share } 2\cdot10^{-4} \text{ of highest } (A_i - \bar A)(\log\pi(y_{it}) - \overline{\log\pi})"
+        ),
+        references=(papers.CUI,),
+        hosts=(
+            ("trl", "no counterpart: no covariance"),
+            (
+                "verl",
+                "equals loss kl_cov with token-mean and ppo_kl_coef=1, whose default is 0.1, under conventions=verl",
+            ),
+        ),
+        note=(
+            "The paper's share is 2e-4 for its 32B model and 2e-3 for 7B. verl's function falls back to a coefficient of 1, "
+            "its configuration says 0.1. Means and order span the batch; verl takes each micro-batch's."
+        ),
+    ),
+)
+
+OBJECTIVE_SIDE: tuple[Variant, ...] = (*_RECOMBINED, *_MISMATCH, *_WEIGHTED, *_SHAPED, *_CLIPPED)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants.checks import check_number
-from grpo_variants.inputs import Counts, Tokens
+from grpo_variants.inputs import Counts, Number, Tokens
 from grpo_variants.masked import masked_mean
 from grpo_variants.ratio import Ratio, TokenRatio
 from grpo_variants.surrogate.base import Surrogate, Term
@@ -73,3 +73,13 @@ class Gmpo(Surrogate):
         floor = torch.full_like(advantage, float("-inf")).masked_fill(advantage < 0, -self.low)
         loss = -advantage * masked_mean(log_ratio.clamp(floor, ceiling), x.mask).exp()
         return Term(loss, log_ratio < floor, log_ratio > ceiling)
+
+
+def clip_between(log_ratio: Tensor, advantages: Tensor, low: Number, high: Number, dual: float | None = None) -> Term:
+    """PPO's clip between two bounds of the ratio, numbers or tensors; for A < 0 at most `dual`, or unbounded."""
+    ratio, negative = log_ratio.exp(), advantages < 0
+    low, high = (torch.as_tensor(bound, dtype=ratio.dtype, device=ratio.device) for bound in (low, high))
+    floor = torch.where(negative, low, float("-inf"))
+    ceiling = torch.where(negative, float("inf") if dual is None else dual, high)
+    loss = -advantages * ratio.clamp(floor, ceiling)
+    return Term(loss, negative & (ratio < low), (advantages > 0) & (ratio > high))
