@@ -38,7 +38,7 @@ class Card:
     @property
     def hash(self) -> str:
         """Hash of the objective: two runs with the same hash ran the same one, whatever its name or host."""
-        # An axis on which nothing is chosen is left out, so that a new one does not change the hash of what it is not in.
+        # An axis on which nothing is chosen is left out, so that a new one does not change the hash of the others.
         values = {
             k: v for k, v in resolved_values(self.variant).items() if k != "conventions" and ("." in k or v != "none")
         }

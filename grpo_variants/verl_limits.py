@@ -13,7 +13,7 @@ from grpo_variants.advantage import advantages
 from grpo_variants.aggregation import PromptMean
 from grpo_variants.baseline import Greedy
 from grpo_variants.correction import GeometricMask, OffPolicyMask
-from grpo_variants.credit import Process
+from grpo_variants.credit import Decoupled, Process
 from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.inputs import Counts, Rollouts, Tokens
@@ -36,19 +36,40 @@ def loss_form(variant: Variant) -> Variant:
     return replace(variant, kl=None, correction=own, ratio=ratio)
 
 
-def advantage_refusals(variant: Variant) -> Iterator[str]:
-    """Why verl cannot give an estimator what this advantage rule needs; nothing where it can."""
+def advantage_refusals(variant: Variant, extended: bool = False) -> Iterator[str]:
+    """Why verl cannot give an estimator what this advantage rule needs; nothing where it can.
+
+    extended: whether `extend_host` hands on what verl keeps for its own names.
+    """
     if isinstance(variant.baseline, Greedy):
         yield (
             f"{variant.name}: verl draws greedy responses for its own estimator only. Use {words.ESTIMATOR}=remax with "
             "trainer.use_v1=False (the V1 trainer draws none)."
         )
         return
+    if variant.remembers:
+        yield (
+            f"{variant.name}: it remembers the prompts of earlier steps, and verl gives every prompt a new uid in "
+            "every step, so that none would be met again. It runs in TRL, and with gv.advantages in a trainer of your own."
+        )
+        return
+    if isinstance(variant.credit, Decoupled):
+        yield (
+            f"{variant.name}: verl hands the values of single reward functions to its own estimator only. Use "
+            f"{words.ESTIMATOR}=gdpo with algorithm.gdpo_reward_keys, which is this one under conventions=verl."
+        )
+        return
     mask = torch.ones(4, 3, dtype=torch.bool)
     token_rewards = torch.tensor([[0.0, 0.0, r] for r in (1.0, 0.0, 0.0, 1.0)])
     ends = mask if isinstance(variant.credit, Process) else None
     rollouts = Rollouts(
-        rewards=token_rewards.sum(1), groups=[0, 0, 1, 1], mask=mask, token_rewards=token_rewards, step_ends=ends
+        rewards=token_rewards.sum(1),
+        groups=[0, 0, 1, 1],
+        mask=mask,
+        token_rewards=token_rewards,
+        step_ends=ends,
+        old_logp=-torch.ones(4, 3) if extended else None,
+        sum_pi_squared=torch.full((4, 3), 0.5) if extended else None,
     )
     yield from _failure(variant, lambda: advantages(advantage_form(variant), rollouts))
 

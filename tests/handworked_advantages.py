@@ -176,8 +176,8 @@ CASES: dict[str, Case] = {
     ),
     "gdpo": Case(
         # Two reward functions of weight 1 and 1/2. Group a: 1, 0 and 0, 2. Group b: 1, 1, without a signal, and 3, 1.
-        # Normalised: FIRST, -FIRST | 0, 0 and -SECOND, SECOND | SECOND, -SECOND. Sums: FIRST - SECOND/2 and its negative
-        # | SECOND/2 and its negative, of mean 0 and variance 2 (SUMS[0]^2 + SUMS[1]^2)/3.
+        # Normalised: FIRST, -FIRST | 0, 0 and -SECOND, SECOND | SECOND, -SECOND. Sums: FIRST - SECOND/2 and SECOND/2,
+        # each with its negative, of mean 0 and variance 2 (SUMS[0]^2 + SUMS[1]^2)/3.
         rollouts={
             "rewards": [[1.0, 0.0], [0.0, 2.0], [1.0, 3.0], [1.0, 1.0]],
             "groups": [*"aa", *"bb"],
@@ -215,7 +215,7 @@ CASES: dict[str, Case] = {
         **TOKENS_TOKEN_MEAN,
     ),
     "krpo": Case(
-        # Group a, rewards 1, 0: x = K1, then K1 + K2 (0 - K1); P as above. Group b starts anew with a reward of 0: x = 0.
+        # Group a, rewards 1, 0: x = K1, then K1 + K2 (0 - K1); P as above. Group b starts anew, reward 0: x = 0.
         rollouts={"rewards": [1, 0, 0], "groups": ["a", "b", "a"]},
         advantages=[(1 - GAIN_1) / (LEFT_1**0.5 + 1e-8), 0, -STATE_2 / (LEFT_2**0.5 + 1e-8)],
         # The policy terms as in CLIP_SEQUENCE_MEAN, and 0.01 k3 (see PAIR): mean over responses 0.155253851446.

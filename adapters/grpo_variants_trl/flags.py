@@ -9,7 +9,6 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from grpo_variants.baseline import GroupMean, LeaveOneOut, LengthWeighted
 from grpo_variants.catalogue import registered
 from grpo_variants.correction import (
     Correction,
@@ -19,6 +18,7 @@ from grpo_variants.correction import (
     TokenMask,
     TokenTruncate,
 )
+from grpo_variants.credit import Decoupled, Outcome
 from grpo_variants.options import choice_name, configure, full_keys, read_options, resolved_values
 from grpo_variants.scale import GroupStd
 from grpo_variants.shaping import Mask
@@ -173,10 +173,15 @@ def _bias_correction_kl(variant: Variant, value: bool, given: Mapping[str, Any])
 
 
 def _multi_objective(variant: Variant, value: str, given: Mapping[str, Any]) -> Variant:
-    if value != "sum_then_normalize":
+    words = {"sum_then_normalize": "outcome", "normalize_then_sum": "decoupled"}
+    wanted = words[_word("multi_objective_aggregation", value, words)]
+    if isinstance(variant.credit, (Outcome, Decoupled)):
+        return _same_or(variant, "credit", wanted)
+    if wanted == "decoupled":
         raise FlagError(
-            f"multi_objective_aggregation={value!r} cannot be honoured: gv_{variant.name} adds the weighted rewards up "
-            "before it normalises. Use 'sum_then_normalize', or TRL's built-in loss types."
+            f"multi_objective_aggregation={value!r} cannot be honoured: gv_{variant.name} has credit="
+            f"{choice_name('credit', variant.credit)}, and normalising each reward function is credit=decoupled. "
+            "Remove it, or choose credit=outcome."
         )
     return variant
 
@@ -268,6 +273,7 @@ FLAGS: Mapping[str, Tune] = {
 
 # What a flag speaks about even where it leaves the value as it was: shown as its origin on the card.
 FLAG_KEYS: Mapping[str, tuple[str, ...]] = {
+    "multi_objective_aggregation": ("credit",),
     "importance_sampling_level": ("ratio",),
     "scale_rewards": ("scale",),
     "beta": ("kl", "kl.beta"),
@@ -301,4 +307,6 @@ def native_values(variant: Variant) -> dict[str, Any]:
 
 def needs_group(variant: Variant) -> bool:
     """Whether an advantage is a comparison within a prompt's group, so that one response a prompt teaches nothing."""
-    return isinstance(variant.baseline, (GroupMean, LeaveOneOut, LengthWeighted)) or isinstance(variant.scale, GroupStd)
+    parts = (variant.selection, variant.transform, variant.baseline, variant.scale, variant.credit)
+    compares = any(getattr(part, "of_group", False) for part in parts)
+    return compares or getattr(variant.credit, "own_rule", False)

@@ -453,8 +453,8 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         summary="Single-stream: one response a prompt is enough, compared with a success rate tracked over steps.",
         formula=(
             r"a_i = r_i - \frac{\alpha}{\alpha+\beta},\quad A_i = \frac{a_i - \operatorname{mean}_b a}"
-            r"{\operatorname{std}_b a + \epsilon},\quad \alpha\leftarrow\rho\alpha + r,\ \beta\leftarrow\rho\beta + 1 - r,"
-            rf"\quad {_CLIPPED}"
+            r"{\operatorname{std}_b a + \epsilon},\quad \alpha\leftarrow\rho\alpha + r,\quad "
+            rf"\beta\leftarrow\rho\beta + 1 - r,\quad {_CLIPPED}"
         ),
         note=(
             "Forgets at a constant rate, the lower end of the authors' range (0.875 to 0.96), where they follow how "

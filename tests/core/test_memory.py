@@ -25,8 +25,8 @@ def test_dcpo_over_three_steps_by_hand():
     Step 1, rewards 1, 0: mean 1/2, deviation sqrt(1/2), and +-1/2 over it.
     Step 2, rewards 1, 1: no deviation of its own. Both steps: mean 3/4, variance (1/2 + 0 + 1/2 (1 - 1/2)^2)/2 = 5/16;
     (1 - 3/4)/sqrt(5/16) = 0.4472136, half of it 0.2236068.
-    Step 3, rewards 0, 0. All: mean 1/2, variance (2 * 5/16 + 0 + 2/3 (0 - 3/4)^2)/3 = 1/3; -1/2 / sqrt(1/3) = -0.8660254.
-    One third or two thirds of it: the one nearer to 0.
+    Step 3, rewards 0, 0. All: mean 1/2, variance (2 * 5/16 + 0 + 2/3 (0 - 3/4)^2)/3 = 1/3; -1/2 over its root is
+    -0.8660254. One third or two thirds of it: the one nearer to 0.
     """
     state = gv.Memory()
     assert step("dcpo", state, [1, 0], ["p", "p"]) == pytest.approx([0.5**0.5, -(0.5**0.5)])
@@ -59,7 +59,7 @@ def test_single_stream_over_two_steps_by_hand():
 
 
 def test_several_responses_of_a_prompt_decay_once():
-    """Rewards 1, 1, 0: alpha 0.4375 + 2, beta 0.4375 + 1; the next reward of 1 is 1 - 2.4375/3.875 = 0.3709677 above."""
+    """Rewards 1, 1, 0: alpha 0.4375 + 2, beta 0.4375 + 1; a reward of 1 is then 1 - 2.4375/3.875 = 0.3709677."""
     state = gv.Memory()
     step("spo", state, [1, 1, 0], ["p"] * 3)
     assert step("spo,scale=none", state, [1], ["p"]) == pytest.approx([0.3709677], rel=1e-6)
@@ -105,5 +105,5 @@ def test_without_a_memory_it_says_how_to_make_one(name, given):
 
 
 def test_a_rule_that_remembers_nothing_refuses_a_memory():
-    with pytest.raises(ValueError, match="^state= has no effect: grpo remembers nothing of earlier steps"):
+    with pytest.raises(ValueError, match=r"^state= has no effect: grpo remembers nothing of earlier steps"):
         gv.advantages("grpo", [1.0, 0.0], ["p", "p"], state=gv.Memory())

@@ -55,6 +55,16 @@ EFFECTS = {
         {"multi_objective_aggregation": "sum_then_normalize"},
         {"scale": "group_std"},
     ),
+    "multi_objective_aggregation": (
+        "gv_grpo",
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"credit": "decoupled", "scale": "group_std"},
+    ),
+    "multi_objective_aggregation of gdpo": (
+        "gv_gdpo",
+        {"multi_objective_aggregation": "sum_then_normalize"},
+        {"credit": "outcome"},
+    ),
     "mask_truncated_completions": ("gv_grpo", {"mask_truncated_completions": True}, {"overlong": "mask"}),
     "mask_truncated_completions, TRL's default False": (
         "gv_dapo",
@@ -232,10 +242,14 @@ REFUSALS = {
         "gv_grpo has no KL term",
     ),
     "multi_objective_aggregation": (
-        "gv_grpo",
+        "gv_reinforce_pp",
         {"multi_objective_aggregation": "normalize_then_sum"},
-        "multi_objective_aggregation='normalize_then_sum' cannot be honoured: gv_grpo adds the weighted rewards up "
-        "before it normalises. Use 'sum_then_normalize', or TRL's built-in loss types.",
+        "multi_objective_aggregation='normalize_then_sum' cannot be honoured: gv_reinforce_pp has credit=reward_to_go",
+    ),
+    "multi_objective_aggregation that does not exist": (
+        "gv_grpo",
+        {"multi_objective_aggregation": "sum"},
+        "multi_objective_aggregation='sum' is unknown; allowed: sum_then_normalize, normalize_then_sum.",
     ),
     "off_policy_mask_threshold 0": (
         "gv_grpo",
