@@ -21,7 +21,7 @@ FIELD_VALUES = {
     "surrogate.safety": (1.5, 10.0),
     "surrogate.fraction": (2e-4, 0.3),
     "surrogate.cov_low": (-1.0, 0.1),
-    "surrogate.cov_high": (1.0, 5.0),
+    "surrogate.cov_high": (1.5, 5.0),
     "surrogate.coef": (0.0, 1.0),
     "surrogate.floor_end": (0.4, 0.9),
     "surrogate.ceiling_end": (3.0, 4.0),
@@ -32,8 +32,8 @@ FIELD_VALUES = {
 # Why a random spec string may be refused.
 REFUSALS = (
     "the largest weight is cap, or 1 + high",
-    "surrogate.cap=None is not a number",
-    "surrogate.dual=None is not a number",
+    "surrogate.cap='none' is not a number",
+    "surrogate.dual='none' is not a number",
     "surrogate.floor_end=",
 )
 

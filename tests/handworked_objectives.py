@@ -106,7 +106,8 @@ CASES: dict[str, Case] = {
     ),
     "deepseek_v32": Case(
         **CENTRED,
-        # Mean of ln(rollout / p): row 1 is not read (A > 0), row 2 (ln 2 - ln 2)/2 = 0, row 3 (ln 4 + ln 2)/2 = 1.04 > 0.5:
+        # Mean of ln(rollout / p): row 1 is not read (A > 0), row 2 (ln 2 - ln 2)/2 = 0, row 3 (ln 4 + ln 2)/2 = 1.04
+        #   > 0.5:
         # dropped. Policy sums -4.2 | 1.4 | 0, as grpo.
         # rho k3, and its gradient rho k3 + rho (1 - e^u):
         #   2 (1 - ln 2), 1.1 (ln 2 - 0.5), 0; -2 ln 2, 1.1 ln 2, 0
@@ -177,7 +178,8 @@ CASES: dict[str, Case] = {
     ),
     "dppo_tv": Case(
         **NORMALISED,
-        # p - q: 0.3 (A > 0: dropped), 0.05, 0.048 | -0.25 (A < 0: dropped), 0.3 (A < 0: kept). rho 1.1, 25 (capped at 20) | 2.
+        # p - q: 0.3 (A > 0: dropped), 0.05, 0.048 | -0.25 (A < 0: dropped), 0.3 (A < 0: kept). rho 1.1, 25 (capped
+        #   at 20) | 2.
         #   -1.5 (1.1 ln 0.55 + 20 ln 0.05) | 0.5 * 2 ln 0.6. L = their sum / 5 tokens.
         policy=[[0.4, 0.55, 0.05], [0.1, _, 0.6]],
         rollout=[[0.1, 0.5, 0.002], [0.35, _, 0.3]],
@@ -189,7 +191,8 @@ CASES: dict[str, Case] = {
         **NORMALISED,
         # q ln(q/p) + (1-q) ln((1-q)/(1-p)):
         #   p 0.6, q 0.42: 0.42 ln 0.7 + 0.58 ln 1.45 = 0.0657 (A > 0: dropped, though p - q is 0.18)
-        #   p 0.55, q 0.5: 0.0050; p 0.05, q 0.002: 0.002 ln 0.04 + 0.998 ln(0.998/0.95) = 0.0428: kept, rho 25 capped at 20
+        #   p 0.55, q 0.5: 0.0050; p 0.05, q 0.002: 0.002 ln 0.04 + 0.998 ln(0.998/0.95) = 0.0428: kept, rho 25
+        #     capped at 20
         #   p 0.1, q 0.35: 0.35 ln 3.5 + 0.65 ln(0.65/0.9) = 0.2269 (A < 0, p < q: dropped); p 0.6, q 0.3: p > q, kept
         policy=[[0.6, 0.55, 0.05], [0.1, _, 0.6]],
         rollout=[[0.42, 0.5, 0.002], [0.35, _, 0.3]],
@@ -219,7 +222,8 @@ CASES: dict[str, Case] = {
         # Log ratios ln 2, ln 1.1, -ln 2 | -ln 2, ln 2.
         #   A = 1.5:  min(d, 0.4) = 0.4 (clipped), ln 1.1, -ln 2: mean (0.4 + ln 0.55)/3; x = -1.5 e^-0.065945666919
         #             = -1.404272592822
-        #   A = -0.5: max(d, -0.4) = -0.4 (clipped), ln 2: mean (ln 2 - 0.4)/2; x = 0.5 e^0.146573590280 = 0.578930067467
+        #   A = -0.5: max(d, -0.4) = -0.4 (clipped), ln 2: mean (ln 2 - 0.4)/2; x = 0.5 e^0.146573590280 =
+        #     0.578930067467
         # L = (x_1 + x_2) / 2. Gradient x_i / l_i / 2 at the tokens that are not clipped.
         **PAIR_WITHOUT_REFERENCE,
         given=[1.5, -0.5],
@@ -314,7 +318,8 @@ CASES: dict[str, Case] = {
     "m2po": Case(
         **NORMALISED,
         # Harmful, A (rho - 1) > 0: d^2 = ln(2)^2 = 0.48, ln(1.1)^2 = 0.009 | ln(2)^2; mean 0.32, above 0.04.
-        # Cut to 0.009 they sum to 0.03, below 3 * 0.04; to 0.48 to 0.97: tau = ln 1.1, range 1/1.1 to 1.1, but not tighter
+        # Cut to 0.009 they sum to 0.03, below 3 * 0.04; to 0.48 to 0.97: tau = ln 1.1, range 1/1.1 to 1.1, but not
+        #   tighter
         # than 0.7 to 1.5.
         #   A = 1.5:  -2.25 (clipped); -1.65; -0.75. A = -0.5: 0.35 (clipped); 1. L = -3.3 / 5 tokens
         **PAIR_WITHOUT_REFERENCE,
@@ -337,7 +342,8 @@ CASES: dict[str, Case] = {
     ),
     "kl_cov": Case(
         **NORMALISED,
-        # A - mean A: 2.4 | -3.6; ln p - mean as clip_cov. Highest covariance: -3.6 * -0.9766 = 3.52, the fourth token's.
+        # A - mean A: 2.4 | -3.6; ln p - mean as clip_cov. Highest covariance: -3.6 * -0.9766 = 3.52, the fourth
+        #   token's.
         #   A = 3: -6; -3.3; -1.5. A = -3: 1.5 + ln 2; 6. L = (-3.3 + ln 2) / 5 tokens
         # The penalty's gradient is -1, rho being below 1.
         **PAIR_WITHOUT_REFERENCE,

@@ -13,7 +13,6 @@ import math
 from typing import Any, NamedTuple
 
 import oracle_advantages as wider
-
 from oracle_numbers import bounded, mean, minus, stop, variance
 from oracle_objectives import CLIPPING, STATISTICS, SURROGATES, Cell, Here, Loss
 
@@ -482,7 +481,8 @@ def per_response(values, x):
         return len(x["correction"][0]) == 1
     by_token = isinstance(x["advantages"][0], list)
     return not any(
-        word.startswith(("token", "kpop")) or (word == "off_policy_mask" and by_token) for word in values["correction"].split("+")
+        word.startswith(("token", "kpop")) or (word == "off_policy_mask" and by_token)
+        for word in values["correction"].split("+")
     )
 
 

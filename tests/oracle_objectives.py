@@ -16,7 +16,8 @@ class Loss(NamedTuple):
 
 
 class Here(NamedTuple):
-    """A token: its log ratio, advantage and log-probability; those of its response, its place in the batch, statistics."""
+    """A token: its log ratio, advantage and log-probability; those of its response, its place in the batch, "
+    "statistics."""
 
     d: Any
     a: float

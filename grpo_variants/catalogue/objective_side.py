@@ -52,7 +52,8 @@ _DAPO = replace(
 )
 _TOKEN_COUNTS = "where a window's token counts are equal"
 _DPPO_NOTE = (
-    "The paper compares with the policy that sampled; verl with `old_log_prob`, which is that policy in bypass mode only, "
+    "The paper compares with the policy that sampled; verl with `old_log_prob`, which is that policy in bypass mode "
+    "only, "
     "and its cap is clip_ratio_c, 3 unless it is set, where the paper recommends a large one (20)."
 )
 
@@ -143,7 +144,8 @@ _MISMATCH: tuple[Variant, ...] = (
             ("verl", "no counterpart: 0.9.1 has no rejection by a binary KL of both directions"),
         ),
         note=(
-            "The weight itself stays, as in IcePop and AReaL; a pull request for verl rejects without it. The threshold of "
+            "The weight itself stays, as in IcePop and AReaL; a pull request for verl rejects without it. The "
+            "threshold of "
             "0.1 is the authors', as prime-rl quotes it."
         ),
     ),
@@ -250,7 +252,8 @@ _WEIGHTED: tuple[Variant, ...] = (
             ("trl", f"equals loss_type='cispo' with epsilon_high=5, under conventions=trl, {_TOKEN_COUNTS}"),
             (
                 "verl",
-                "equals loss cispo with token-mean, clip_ratio_low=1 and clip_ratio_high=4, under conventions=verl; its "
+                "equals loss cispo with token-mean, clip_ratio_low=1 and clip_ratio_high=4, under conventions=verl; "
+                "its "
                 "defaults are weights from 0.8 to 1.2",
             ),
         ),
@@ -280,7 +283,8 @@ _WEIGHTED: tuple[Variant, ...] = (
             ("verl", "no counterpart: no mean over prompts; translate scales the advantages instead"),
         ),
         note=(
-            "Its authors drop prompts without signal and do not draw others in their place; `filter=zero_variance` draws. "
+            "Its authors drop prompts without signal and do not draw others in their place; `filter=zero_variance` "
+            "draws. "
             "The output layer in float32 and the curriculum of the paper are the host's."
         ),
     ),
@@ -294,7 +298,8 @@ _WEIGHTED: tuple[Variant, ...] = (
         aggregation=SequenceSum(),
         summary="Tapered off-policy REINFORCE: right responses count fully, wrong ones by their ratio, at most 1.",
         formula=(
-            r"S_i = \prod_t \frac{\pi(y_{it})}{\mu(y_{it})},\quad L = -\frac{1}{N}\sum_i c_i A_i \sum_t \log\pi(y_{it}),"
+            r"S_i = \prod_t \frac{\pi(y_{it})}{\mu(y_{it})},\quad L = -\frac{1}{N}\sum_i c_i A_i \sum_t "
+            r"\log\pi(y_{it}),"
             r"\quad c_i = 1 \text{ if } A_i \ge 0, \text{ else } \operatorname{sg}[\operatorname{clip}(S_i, 0, 1)]"
         ),
         references=(papers.LEROUX,),
@@ -303,7 +308,8 @@ _WEIGHTED: tuple[Variant, ...] = (
             ("verl", "no counterpart: no weight that depends on the sign of the advantage"),
         ),
         note=(
-            "Rewards are taken as they are, +1 and -1 in the paper, which studies the baseline as a parameter of its own. "
+            "Rewards are taken as they are, +1 and -1 in the paper, which studies the baseline as a parameter of its "
+            "own. "
             "ROLL's topr takes token ratios and the sign of the reward; the paper's ratio is the whole response's."
         ),
     ),
@@ -325,8 +331,10 @@ _WEIGHTED: tuple[Variant, ...] = (
             ("verl", "no counterpart: no such weight"),
         ),
         note=(
-            "The authors' documentation says (2, 1.5) and (4, 2.5), their code and TRL (2, 3) and (3, 2), which are taken. "
-            "TRL also clamps each token's log ratio to 20 before the sum, and multiplies rollout weights into the ratio; "
+            "The authors' documentation says (2, 1.5) and (4, 2.5), their code and TRL (2, 3) and (3, 2), which are "
+            "taken. "
+            "TRL also clamps each token's log ratio to 20 before the sum, and multiplies rollout weights into the "
+            "ratio; "
             "here a correction multiplies the loss."
         ),
     ),
@@ -338,7 +346,8 @@ _WEIGHTED: tuple[Variant, ...] = (
         aggregation=TokenMean(),
         summary="Trust region in probability: a token is dropped once its probability has moved 0.2 the way A pushes.",
         formula=(
-            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} k_{it} \operatorname{sg}[\min(\rho_{it}, 20)] A_i \log\pi(y_{it}),\quad "
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} k_{it} \operatorname{sg}[\min(\rho_{it}, 20)] A_i "
+            r"\log\pi(y_{it}),\quad "
             r"k_{it} = 0 \text{ if } A_i > 0, \pi - \mu > 0.2 \text{ or } A_i < 0, \pi - \mu < -0.2"
         ),
         references=(papers.QI_DPPO,),
@@ -359,7 +368,8 @@ _WEIGHTED: tuple[Variant, ...] = (
         aggregation=TokenMean(),
         summary="Trust region in the binary KL: a token is dropped once it has moved 0.05 nats the way A pushes.",
         formula=(
-            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} k_{it} \operatorname{sg}[\min(\rho_{it}, 20)] A_i \log\pi(y_{it}),\quad "
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} k_{it} \operatorname{sg}[\min(\rho_{it}, 20)] A_i "
+            r"\log\pi(y_{it}),\quad "
             r"k_{it} = 0 \text{ if } A_i (\pi - \mu) > 0 \text{ and } "
             r"\mu\ln\tfrac{\mu}{\pi} + (1-\mu)\ln\tfrac{1-\mu}{1-\pi} > 0.05"
         ),
@@ -368,7 +378,8 @@ _WEIGHTED: tuple[Variant, ...] = (
             ("trl", "no counterpart: no trust region in probabilities"),
             (
                 "verl",
-                "equals loss dppo_kl with token-mean, clip_ratio_low and clip_ratio_high of 0.05 and clip_ratio_c=20 in "
+                "equals loss dppo_kl with token-mean, clip_ratio_low and clip_ratio_high of 0.05 and clip_ratio_c=20 "
+                "in "
                 "bypass mode, under conventions=verl",
             ),
         ),
@@ -430,7 +441,8 @@ _SHAPED: tuple[Variant, ...] = (
             ("verl", "no counterpart: no quadratic penalty on the ratio"),
         ),
         note=(
-            "The paper's own experiments estimate advantages with a critic; GRPO's take their place. Single-stream policy "
+            "The paper's own experiments estimate advantages with a critic; GRPO's take their place. Single-stream "
+            "policy "
             "optimisation (arXiv 2509.13232), also called SPO, is another algorithm."
         ),
     ),
@@ -452,7 +464,8 @@ _SHAPED: tuple[Variant, ...] = (
             ("verl", "no counterpart: loss dro penalises each token's log ratio; `ratio=token` equals it"),
         ),
         note=(
-            "The paper penalises the log ratio of the whole response and does not publish tau; 0.1 is ROLL's. verl's and "
+            "The paper penalises the log ratio of the whole response and does not publish tau; 0.1 is ROLL's. verl's "
+            "and "
             "Tinker's dro and ROLL's kimi15 penalise each token's: `kimi_k15,ratio=token`."
         ),
     ),
@@ -467,7 +480,8 @@ _CLIPPED: tuple[Variant, ...] = (
         summary="Asymmetric importance: with a positive advantage a token weighs the inverse of its ratio.",
         formula=(
             r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} w_{it} A_i,\quad w_{it} = \frac{\min(\rho_{it}, 1.2)}"
-            r"{\operatorname{sg}[\min(\rho_{it}, 1.2)]^2} \text{ if } A_i > 0, \text{ else } \max(\rho_{it}, 0.8);\quad "
+            r"{\operatorname{sg}[\min(\rho_{it}, 1.2)]^2} \text{ if } A_i > 0, \text{ else } \max(\rho_{it}, "
+            r"0.8);\quad "
             r"w_{it} > 3:\ 3 \log\pi(y_{it})"
         ),
         references=(papers.WANG_ASPO,),
@@ -517,7 +531,8 @@ _CLIPPED: tuple[Variant, ...] = (
             ("verl", "no counterpart: no weight by the tokens that follow"),
         ),
         note=(
-            "Numbers are those of its 32B run; other code takes 4 where `surrogate.safety` is 10. With A < 0 the loss is "
+            "Numbers are those of its 32B run; other code takes 4 where `surrogate.safety` is 10. With A < 0 the "
+            "loss is "
             "held at a ratio of 3 (verl's dual clip). The authors' code also drops a response two of whose tokens are."
         ),
     ),
@@ -528,9 +543,11 @@ _CLIPPED: tuple[Variant, ...] = (
         aggregation=TokenMean(),
         summary="Clip bounds that move, batch by batch, until positive advantages make up half of the objective.",
         formula=(
-            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t}\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, c_-, c_+) A_i),\quad "
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t}\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, c_-, c_+) "
+            r"A_i),\quad "
             r"(c_-, c_+) \text{ the first of } 0.6 \ldots 0.9, \text{ then } 1.2 \ldots 3 \text{ with } "
-            r"\frac{\sum_{A>0} \min(\rho, c_+) A}{\sum_{A>0} \min(\rho, c_+) A + \sum_{A<0} \max(\rho, c_-) |A|} \ge 0.5"
+            r"\frac{\sum_{A>0} \min(\rho, c_+) A}{\sum_{A>0} \min(\rho, c_+) A + \sum_{A<0} \max(\rho, c_-) |A|} \ge "
+            r"0.5"
         ),
         references=(papers.XI_BAPO,),
         hosts=(
@@ -550,7 +567,8 @@ _CLIPPED: tuple[Variant, ...] = (
         summary="Clip as wide as the second moment of the batch's harmful log ratios allows, for stale data.",
         formula=(
             r"L = -\frac{1}{\sum_i l_i}\sum_{i,t}\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, "
-            r"\min(e^{-\tau}, 0.7), \max(e^{\tau}, 1.5)) A_i),\quad \operatorname{mean}_{A d > 0} \min(d^2, \tau^2) < 0.04"
+            r"\min(e^{-\tau}, 0.7), \max(e^{\tau}, 1.5)) A_i),\quad \operatorname{mean}_{A d > 0} \min(d^2, \tau^2) "
+            r"< 0.04"
         ),
         references=(papers.ZHENG_M2PO,),
         hosts=(
@@ -558,7 +576,8 @@ _CLIPPED: tuple[Variant, ...] = (
             ("verl", "no counterpart: clip bounds are fixed"),
         ),
         note=(
-            "The paper masks tokens until the mean of the squared log ratios is within the budget; its code clips at the "
+            "The paper masks tokens until the mean of the squared log ratios is within the budget; its code clips at "
+            "the "
             "range that the budget leaves, but not tighter than 0.7 and 1.5, which is taken. The range spans the batch."
         ),
     ),
@@ -591,7 +610,8 @@ _CLIPPED: tuple[Variant, ...] = (
         summary="No clip; the tokens of highest covariance pay a penalty on their log ratio, to keep the entropy.",
         formula=(
             r"L = \frac{1}{\sum_i l_i}\sum_{i,t} \left(-\rho_{it} A_i + 1[it \in I]\, |\log\rho_{it}|\right),\quad "
-            r"I \text{ the share } 2\cdot10^{-4} \text{ of highest } (A_i - \bar A)(\log\pi(y_{it}) - \overline{\log\pi})"
+            r"I \text{ the share } 2\cdot10^{-4} \text{ of highest } (A_i - \bar A)(\log\pi(y_{it}) - "
+            r"\overline{\log\pi})"
         ),
         references=(papers.CUI,),
         hosts=(
@@ -602,7 +622,8 @@ _CLIPPED: tuple[Variant, ...] = (
             ),
         ),
         note=(
-            "The paper's share is 2e-4 for its 32B model and 2e-3 for 7B. verl's function falls back to a coefficient of 1, "
+            "The paper's share is 2e-4 for its 32B model and 2e-3 for 7B. verl's function falls back to a "
+            "coefficient of 1, "
             "its configuration says 0.1. Means and order span the batch; verl takes each micro-batch's."
         ),
     ),

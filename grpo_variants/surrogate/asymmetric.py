@@ -23,8 +23,8 @@ class Aspo(Surrogate):
 
     A > 0: \(-A / \rho\) with that weight detached, no gradient above 1 + high. A < 0: the clip with floor 1 - low.
     A weight above cap becomes \(-\mathrm{cap}\, A\, \mathrm{logp}\): capped, with a gradient (soft dual clip).
-    Reference: "ASPO: Asymmetric Importance Sampling Policy Optimization", arXiv 2510.06062. Not done: ranges that depend
-    on the token's entropy.
+    Reference: "ASPO: Asymmetric Importance Sampling Policy Optimization", arXiv 2510.06062. Not done: ranges that
+    depend on the token's entropy.
     """
 
     low: float = 0.2
@@ -112,7 +112,7 @@ class Dcpo(Surrogate):
 class Fipo(Surrogate):
     r"""Clip with each token's advantage weighted by what its future did, \(\mathrm{clip}(e^{F_t})\).
 
-    \(F_t = \sum_{k\ge t} 2^{-(k-t)/\mathrm{half\_life}}\, d_k\), detached, over tokens with \(d_k \le \ln\mathrm{dual}\).
+    \(F_t = \sum_{k\ge t} 2^{-(k-t)/\mathrm{half\_life}}\, d_k\), over tokens with \(d_k \le \ln\mathrm{dual}\).
     weight_low, weight_high: bounds of the weight. safety: for A < 0 and a ratio above it the weight is between 0.8
     and 1. low, high, dual: as in `clip`.
     Reference: "FIPO: Eliciting Deep Reasoning with Future-KL Influenced Policy Optimization", arXiv 2603.19835. Not

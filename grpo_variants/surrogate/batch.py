@@ -95,7 +95,8 @@ class ClipCov(_Covariance):
         """Tokens that may be drawn: [B, T] bool."""
         term = clip_between(log_ratio, x.advantages, 1 - self.low, 1 + self.high)
         covariance = self.covariance(x, values)
-        inside = (covariance > self.cov_low) & (covariance < self.cov_high)
+        # A ratio that is no number must stay in the loss, where it is seen.
+        inside = (covariance > self.cov_low) & (covariance < self.cov_high) & ~log_ratio.isnan()
         return x.mask & inside & ~term.clip_low & ~term.clip_high  # type: ignore[operator]
 
     def thresholds(self, log_ratio: Tensor, x: Tokens) -> Mapping[str, Tensor]:
@@ -212,9 +213,9 @@ def _steps(start: float, end: float, step: float) -> list[float]:
 class M2po(_OfBatch):
     r"""Clip as wide as the second moment of the batch's harmful log ratios allows.
 
-    Harmful: \(A (\rho - 1) > 0\). Where their mean \(d^2\) exceeds budget, the ratio is clipped to \(e^{\mp\tau}\), with
-    \(\tau^2\) the largest of their \(d^2\) for which \(\sum \min(d^2, \tau^2)\) is below the budget, but at least to
-    1 - low and 1 + high. Otherwise nothing is clipped.
+    Harmful: \(A (\rho - 1) > 0\). Where their mean \(d^2\) exceeds budget, the ratio is clipped to \(e^{\mp\tau}\),
+    with \(\tau^2\) the largest of their \(d^2\) for which \(\sum \min(d^2, \tau^2)\) is below the budget, but at
+    least to 1 - low and 1 + high. Otherwise nothing is clipped.
     Reference: "Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?", arXiv 2510.01161.
     """
 

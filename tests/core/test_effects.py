@@ -106,9 +106,7 @@ PAIRS = {
     **cases_objectives.PAIRS,
 }
 # Settings without which two values of a field would be the same: eps is seen where it is not small.
-WITH = {
-    "credit.eps_in": {"credit.eps": 0.3},
-   "scale.eps_in": {"scale.eps": 0.3}, **cases_objectives.WITH}
+WITH = {"credit.eps_in": {"credit.eps": 0.3}, "scale.eps_in": {"scale.eps": 0.3}, **cases_objectives.WITH}
 # An axis that only the host reads, which samples: its adapters' tests show what their fields do.
 SAMPLING = {axis for axis, table in AXES.items() if table.ends == ("rollout",)}
 
@@ -125,7 +123,8 @@ def spec_of(axis, choice, **changed):
     settings = NEEDED.get(axis, {}) | NEEDED.get(choice, {})
     known = {key for key, _ in keys_of(axis, choice)}
     settings = {key: value for key, value in settings.items() if key in known} | changed
-    return ",".join([BASE_OF_CHOICE.get(choice, BASE[axis]), f"{axis}={choice}", *(f"{key}={text(value)}" for key, value in settings.items())])
+    fields = (f"{key}={text(value)}" for key, value in settings.items())
+    return ",".join([BASE_OF_CHOICE.get(choice, BASE[axis]), f"{axis}={choice}", *fields])
 
 
 def observed(spec):

@@ -6,7 +6,15 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import SPECS, compute_advantages, counts_for, loss_and_gradient, random_case, with_advantages, with_row_weights
+from cases import (
+    SPECS,
+    compute_advantages,
+    counts_for,
+    loss_and_gradient,
+    random_case,
+    with_advantages,
+    with_row_weights,
+)
 from torch.testing import assert_close
 
 import grpo_variants as gv
