@@ -22,7 +22,7 @@ from grpo_variants.credit import Decoupled, Outcome
 from grpo_variants.options import choice_name, configure, full_keys, read_options, resolved_values
 from grpo_variants.scale import GroupStd
 from grpo_variants.shaping import Mask
-from grpo_variants.surrogate import Clip
+from grpo_variants.surrogate import Cispo, Clip, Gmpo
 from grpo_variants.variant import Variant
 
 PREFIX = "gv_"
@@ -105,7 +105,12 @@ def _beta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
 
 
 def _epsilon(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
-    clip = _clip(variant, "epsilon", value)
+    if isinstance(variant.surrogate, Cispo):
+        raise FlagError(
+            f"epsilon={value!r} has no effect on gv_{variant.name}, whose weights have no lower bound in TRL. Set "
+            "epsilon_high, the largest weight itself, or surrogate.low."
+        )
+    clip = _clip(variant, "epsilon", value, (Clip, Gmpo))
     if given.get("epsilon_high") is not None:
         return configure(variant, {"surrogate.low": value})
     if clip.low != clip.high:
@@ -117,12 +122,14 @@ def _epsilon(variant: Variant, value: float, given: Mapping[str, Any]) -> Varian
 
 
 def _epsilon_high(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
-    _clip(variant, "epsilon_high", value)
+    if isinstance(variant.surrogate, Cispo):
+        return configure(variant, {"surrogate.cap": value, "surrogate.high": "none"})
+    _clip(variant, "epsilon_high", value, (Clip, Gmpo))
     return configure(variant, {"surrogate.high": value})
 
 
 def _delta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
-    clip = _clip(variant, "delta", value)
+    clip = _clip(variant, "delta", value, (Clip,))
     if value < 1 + clip.high:
         raise FlagError(
             f"delta={value!r} is below 1 + {clip.high:g}, where TRL's two-sided clip also binds for positive "
@@ -131,11 +138,13 @@ def _delta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
     return configure(variant, {"surrogate.dual": value})
 
 
-def _clip(variant: Variant, flag: str, value: Any) -> Clip:
-    if not isinstance(variant.surrogate, Clip):
+def _clip(variant: Variant, flag: str, value: Any, kinds: tuple[type, ...]) -> Any:
+    """The surrogate, which has TRL's clip bounds; raises FlagError for another kind."""
+    if not isinstance(variant.surrogate, kinds):
         raise FlagError(
             f"{flag}={value!r} has no effect: gv_{variant.name} has surrogate="
-            f"{choice_name('surrogate', variant.surrogate)}, which does not clip. Remove it, or choose surrogate=clip."
+            f"{choice_name('surrogate', variant.surrogate)}, which does not clip as TRL does. Remove it, set the "
+            "surrogate's own fields, or choose surrogate=clip."
         )
     return variant.surrogate
 
@@ -219,14 +228,18 @@ def _vllm_detail(variant: Variant, value: Any, given: Mapping[str, Any]) -> Vari
     return _vllm_correction(variant, True, given)
 
 
-def _unused(surrogate: str) -> Tune:
-    def refuse(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
+def _field_of(surrogate: str, field: str) -> Tune:
+    """A flag that is a field of one surrogate."""
+
+    def tune(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
+        if choice_name("surrogate", variant.surrogate) == surrogate:
+            return configure(variant, {f"surrogate.{field}": value})
         raise FlagError(
             f"no effect on gv_{variant.name}, whose surrogate is {choice_name('surrogate', variant.surrogate)}; the "
-            f"flag belongs to TRL's loss_type={surrogate!r}. Remove it, or use that loss type."
+            f"flag belongs to TRL's loss_type={surrogate!r}. Remove it, or use gv_{surrogate}."
         )
 
-    return refuse
+    return tune
 
 
 def _deprecated(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
@@ -263,12 +276,12 @@ FLAGS: Mapping[str, Tune] = {
     "vllm_importance_sampling_clip_min": _vllm_detail,
     "vllm_importance_sampling_cap": _deprecated,
     "off_policy_mask_threshold": _off_policy_mask,
-    "sapo_temperature_neg": _unused("sapo"),
-    "sapo_temperature_pos": _unused("sapo"),
-    "vespo_k_pos": _unused("vespo"),
-    "vespo_lambda_pos": _unused("vespo"),
-    "vespo_k_neg": _unused("vespo"),
-    "vespo_lambda_neg": _unused("vespo"),
+    "sapo_temperature_neg": _field_of("sapo", "tau_neg"),
+    "sapo_temperature_pos": _field_of("sapo", "tau_pos"),
+    "vespo_k_pos": _field_of("vespo", "k_pos"),
+    "vespo_lambda_pos": _field_of("vespo", "lambda_pos"),
+    "vespo_k_neg": _field_of("vespo", "k_neg"),
+    "vespo_lambda_neg": _field_of("vespo", "lambda_neg"),
 }
 
 # What a flag speaks about even where it leaves the value as it was: shown as its origin on the card.
@@ -283,6 +296,12 @@ FLAG_KEYS: Mapping[str, tuple[str, ...]] = {
     "delta": ("surrogate.dual",),
     "mask_truncated_completions": ("overlong",),
     "top_entropy_quantile": ("tokens",),
+    "sapo_temperature_neg": ("surrogate.tau_neg",),
+    "sapo_temperature_pos": ("surrogate.tau_pos",),
+    "vespo_k_pos": ("surrogate.k_pos",),
+    "vespo_lambda_pos": ("surrogate.lambda_pos",),
+    "vespo_k_neg": ("surrogate.k_neg",),
+    "vespo_lambda_neg": ("surrogate.lambda_neg",),
 }
 
 TRL_DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in fields(GRPOConfig) if f.name in FLAGS}
