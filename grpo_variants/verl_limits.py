@@ -50,7 +50,7 @@ def advantage_refusals(variant: Variant, extended: bool = False) -> Iterator[str
     if variant.remembers:
         yield (
             f"{variant.name}: it remembers the prompts of earlier steps, and verl gives every prompt a new uid in "
-            "every step, so that none would be met again. It runs in TRL, and with gv.advantages in a trainer of your own."
+            "every step, so that none would be met again. It runs in TRL, and with gv.advantages in your own trainer."
         )
         return
     if isinstance(variant.credit, Decoupled):
@@ -108,7 +108,12 @@ def _prompt_mean_refusal(variant: Variant) -> Iterator[str]:
 
 
 def homogeneous(variant: Variant) -> bool:
-    """Whether a surrogate scales with the advantage, so that a weight may be moved into the advantages."""
+    """Whether a surrogate scales with the advantage, so that a weight may be moved into the advantages.
+
+    One with a statistic of the batch is not: rescaled, the prompts' advantages would compare otherwise.
+    """
+    if variant.surrogate.whole_batch:
+        return False
     logp = torch.tensor([[-1.0, -2.0, -0.5, -3.0]])
     advantage = torch.tensor([[1.5, -0.5, -2.0, 0.25]])
     old = logp + torch.tensor([[0.1, -1.4, 1.2, -0.2]])

@@ -94,7 +94,7 @@ LIU_GDPO = Reference(
 TAN = Reference("GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy Entropy", 2025, "2508.04349")
 LI_OTB = Reference("The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL", 2026, "2602.07078")
 WANG_KRPO = Reference(
-    "Kalman Filter Enhanced Group Relative Policy Optimization for Language Model Reasoning", 2025, "2505.07527"
+    "Kalman Filter Enhanced GRPO for Reinforcement Learning-Based Language Model Reasoning", 2025, "2505.07527"
 )
 XU = Reference("Single-stream Policy Optimization", 2025, "2509.13232")
 YANG = Reference("DCPO: Dynamic Clipping Policy Optimization", 2025, "2509.02333")
@@ -104,9 +104,7 @@ SU_CEGPPO = Reference(
     2025,
     "2509.20712",
 )
-FIPO = Reference(
-    "FIPO: Eliciting Deep Reasoning with Future-KL Influenced Policy Optimization", 2026, "2603.19835"
-)
+FIPO = Reference("FIPO: Eliciting Deep Reasoning with Future-KL Influenced Policy Optimization", 2026, "2603.19835")
 CUI = Reference("The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", 2025, "2505.22617")
 XI_BAPO = Reference(
     "BAPO: Stabilizing Off-Policy Reinforcement Learning for LLMs via Balanced Policy Optimization with Adaptive "

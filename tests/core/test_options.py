@@ -224,7 +224,7 @@ REFUSALS = {
     "grpoo": ["unknown variant 'grpoo'; known: reinforce, rloo, grpo", "Did you mean 'grpo'?"],
     "": ["unknown variant ''; known: "],
     # Axes and choices
-    "grpo,surogate=clip": ["grpo: unknown axis 'surogate'; axes: selection, transform, baseline", "Did you mean 'surrogate'?"],
+    "grpo,surogate=clip": ["grpo: unknown axis 'surogate'; axes: selection, transform,", "Did you mean 'surrogate'?"],
     "grpo,surogate.high=1": ["grpo: unknown axis 'surogate'"],
     "grpo,surrogate=clop": ["grpo: surrogate='clop' is unknown; choices of surrogate: ", "Did you mean 'clip'?"],
     "grpo,kl=k1+k2": ["grpo: kl='k1+k2' is unknown; choices of kl: none, k1, k2, k3, abs."],
