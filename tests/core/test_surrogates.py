@@ -201,7 +201,7 @@ def test_cispos_largest_weight_is_said_in_one_way():
 
 
 def test_dcpos_range_is_wide_for_what_was_improbable():
-    """q = 0.01: floor 0.5 + 0.5 sqrt(max(1 - 64, 0)) = 0.5, ceiling 0.5 + 0.5 sqrt(81) = 5; q = 0.9: 0.7687 and 1.1872."""
+    """q = 0.01: floor 0.5 + 0.5 sqrt(max(1 - 64, 0)), ceiling 0.5 + 0.5 sqrt(81) = 5; q = 0.9: 0.7687 and 1.1872."""
     for q, low, high in ((0.01, 0.5, 5.0), (0.9, 0.76874192, 1.18718427)):
         for ratio, advantage, bound in ((low * 0.9, -1.0, low), (high * 1.1, 1.0, high)):
             logp = torch.tensor([[np.log(q * ratio)]], requires_grad=True)
