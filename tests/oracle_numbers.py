@@ -1,6 +1,5 @@
 """Numbers of the oracle, real or complex: stop-gradient, bounds, means."""
 
-import math
 import statistics
 
 
