@@ -40,7 +40,11 @@ CONVENTIONS: Mapping[str, tuple[Numerics, ...]] = {
         Numerics("scale", {"eps": 1e-6, "ddof": 1, "eps_in": "std"}, choices=("group_std",)),
         Numerics("scale", {"eps": 1e-8, "ddof": 1, "eps_in": "var"}, choices=("batch_std",)),
         Numerics("credit", {"eps": 1e-8, "ddof": 1, "eps_in": "var", "over": "tokens"}, choices=("decoupled",)),
-        Numerics("ratio", {"bound_low": 20.0, "bound_high": 20.0}, choices=("token", "sequence_product")),
+        Numerics(
+            "ratio",
+            {"bound_low": 20.0, "bound_high": 20.0},
+            choices=("token", "sequence_product", "sequence_arithmetic"),
+        ),
         Numerics("ratio", {"bound_low": None, "bound_high": 10.0}, choices=("sequence", "sequence_token")),
         Numerics("surrogate", {"dual": 3.0}, choices=("clip",), ratios=("token",)),
         Numerics("surrogate", {"dual": None}, choices=("clip",), ratios=("sequence", "sequence_token")),

@@ -99,6 +99,7 @@ AXES: Mapping[str, Axis] = {
             "sequence": ratio.SequenceRatio,
             "sequence_token": ratio.SequenceTokenRatio,
             "sequence_product": ratio.SequenceProduct,
+            "sequence_arithmetic": ratio.SequenceArithmetic,
         },
     ),
     "surrogate": Axis(

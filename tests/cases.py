@@ -345,11 +345,7 @@ SPECS = (
     "rloo,transform=verdict",
     "grpo,transform=verdict,transform.right=0.1,transform.wrong=0,transform.above=0.3",
     # credit
-    *(
-        f"grpo_process,baseline={b},scale={s}"
-        for b in ("none", "group_mean", "batch_mean")
-        for s in ANY_SCALE
-    ),
+    *(f"grpo_process,baseline={b},scale={s}" for b in ("none", "group_mean", "batch_mean") for s in ANY_SCALE),
     "grpo_process,scale.ddof=0,scale.eps_in=var,scale.eps=0.1,singleton=raw",
     "grpo_process,scale=batch_std,scale.of=centred,aggregation=prompt_mean",
     *(
@@ -379,11 +375,8 @@ SPECS = (
     "grpo,baseline=length_weighted,singleton=raw",
     # ratios
     *(f"rloo,ratio={r}" for r in AXES["ratio"].choices),
-    *(
-        f"grpo,ratio={r},ratio.bound_low=0.1,ratio.bound_high=0.2"
-        for r in ("token", "sequence", "sequence_token", "sequence_product")
-    ),
-    *(f"grpo,ratio={r},ratio.anchor=rollout" for r in ("token", "sequence", "sequence_token", "sequence_product")),
+    *(f"grpo,ratio={r},ratio.bound_low=0.1,ratio.bound_high=0.2" for r in AXES["ratio"].choices if r != "none"),
+    *(f"grpo,ratio={r},ratio.anchor=rollout" for r in AXES["ratio"].choices if r != "none"),
     "grpo,ratio.bound_low=none,ratio.bound_high=0.2",
     "grpo,ratio.bound_low=0.2,ratio.bound_high=none",
     "gspo,ratio.bound_low=none,ratio.bound_high=none",

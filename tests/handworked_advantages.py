@@ -200,6 +200,24 @@ CASES: dict[str, Case] = {
         advantages=[[-0.05 / 0.05000001, 0], [0.05 / 0.05000001, 0], [GTPO_WRONG, 0], [-GTPO_WRONG, 0]],
         **TOKENS_TOKEN_MEAN,
     ),
+    "grpo_s": Case(
+        # Right responses with mean entropies 1, 2 and 3: shares 3/6, 6/6, 9/6, rewards 1.05, 1.1, 1.15, of which the
+        # sample deviation is 0.05. Wrong ones with 1 and 1/2: as for gtpo_entropy.
+        rollouts={
+            "rewards": [1, 1, 1, 0, 0],
+            "groups": ["q"] * 5,
+            "mask": [[1, 1], [1, 1], [1, 0], [1, 0], [1, 0]],
+            "entropy": numbers([[1, 1], [1, 3], [3, _], [1, _], [0.5, _]], float("nan")),
+        },
+        advantages=[-0.05 / 0.05000001, 0, 0.05 / 0.05000001, GTPO_WRONG, -GTPO_WRONG],
+        # Token ratios 1.4, 0.8, 1.1: mean 1.1, -1.65. 0.4, 1: mean 0.7, with A < 0 held at 0.8: 0.4.
+        # L = (-1.65 + 0.4)/2. Gradient: -A rho/3/2 = -1.5 * (1.4, 0.8, 1.1)/6 | 0.
+        policy=[[0.42, 0.24, 0.55], [0.2, _, 0.6]],
+        old=[[0.3, 0.3, 0.5], [0.5, _, 0.6]],
+        given=[1.5, -0.5],
+        loss=-0.625,
+        gradient=[[-0.35, -0.2, -0.275], [0, _, 0]],
+    ),
     "otb": Case(
         # Rewards 1 and 0 at the last token of two and of one. 1 - 2 pi + sum pi^2:
         #   1 - 2 * 0.5 + 0.5 = 0.5 twice, added up 0.5, 1; 1 - 2 * 0.25 + 0.5 = 1.

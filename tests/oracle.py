@@ -358,14 +358,20 @@ def sequence_product(values, row):
     return [within(values, sum(d))] * len(d)
 
 
+def sequence_arithmetic(values, row):
+    kept = [within(values, d) for d in differences(values, row)]
+    return [cmath.log(sum(cmath.exp(d) for d in kept) / len(kept))] * len(kept)
+
+
 RATIOS = {
     "none": no_ratio,
     "token": token_ratio,
     "sequence": sequence_ratio,
     "sequence_token": sequence_token_ratio,
     "sequence_product": sequence_product,
+    "sequence_arithmetic": sequence_arithmetic,
 }
-PER_RESPONSE = ("sequence", "sequence_product")
+PER_RESPONSE = ("sequence", "sequence_product", "sequence_arithmetic")
 
 
 ESTIMATORS = {

@@ -36,7 +36,7 @@ from grpo_variants.catalogue.references import (
 from grpo_variants.credit import Decoupled
 from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
-from grpo_variants.ratio import TokenRatio
+from grpo_variants.ratio import SequenceArithmetic, TokenRatio
 from grpo_variants.scale import (
     BatchStd,
     Bernoulli,
@@ -50,7 +50,7 @@ from grpo_variants.scale import (
 )
 from grpo_variants.selection import Shortest
 from grpo_variants.surrogate import Clip, Dcpo
-from grpo_variants.token_credit import EntropyTokens, OptimalToken
+from grpo_variants.token_credit import EntropyResponses, EntropyTokens, OptimalToken
 from grpo_variants.transform import PassAtK, Verdict
 from grpo_variants.variant import Variant
 
@@ -392,6 +392,30 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         references=(TAN,),
         hosts=(
             ("trl", "no counterpart: one advantage a response"),
+            ("verl", "no counterpart: entropies do not reach an estimator"),
+        ),
+    ),
+    Variant(
+        name="grpo_s",
+        credit=EntropyResponses(),
+        ratio=SequenceArithmetic(),
+        surrogate=Clip(),
+        aggregation=SequenceMean(),
+        summary="The response's form of gtpo_entropy: mean entropies, and the mean of the token ratios.",
+        formula=(
+            r"\hat r^+_i = \beta_1 r_i + \beta_2 \frac{\hat H_i}{\sum_k \hat H_k} n,\quad "
+            r"\hat r^-_j = -\beta_1 - \beta_2 \frac{1/\hat H_j}{\sum_k 1/\hat H_k} m,\quad "
+            r"A^\pm = \frac{\hat r^\pm - \operatorname{mean}\hat r^\pm}{\operatorname{std}\hat r^\pm},\quad "
+            r"\hat w_i = \frac{1}{l_i}\sum_t \rho_{it},\quad "
+            r"L = -\frac{1}{N}\sum_i \min(\hat w_i A_i, \operatorname{clip}(\hat w_i, 1\mp 0.2) A_i)"
+        ),
+        note=(
+            "Hats are means over a response's tokens; n and m are the numbers of right and wrong responses of the "
+            "prompt. Read from the same two implementations as gtpo_entropy, with the same remarks."
+        ),
+        references=(TAN,),
+        hosts=(
+            ("trl", "no counterpart: no credit by entropy"),
             ("verl", "no counterpart: entropies do not reach an estimator"),
         ),
     ),

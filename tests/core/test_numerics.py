@@ -33,6 +33,7 @@ WITHOUT_STOP = [n for n in gv.names() if n not in STOPPED]
     [
         *WITHOUT_STOP,
         "grpo,ratio=sequence_product,surrogate.dual=1.5",
+        "grpo,ratio=sequence_arithmetic",
         "grpo,kl=abs,kl.beta=0.5",
         "grpo,kl=k1,kl.beta=0.5,kl.weighted=ratio",
         "gspo,kl=k3,kl.beta=0.5,kl.weighted=ratio",

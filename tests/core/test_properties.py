@@ -353,7 +353,8 @@ def test_leave_one_out_is_the_group_mean_times_g_over_g_minus_one(case, seed):
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "prompt_mean", "constant", "sequence_sum"])
 @pytest.mark.parametrize(
-    "options", ["token", "token,surrogate.low=0,surrogate.high=0", "sequence_token", "sequence_product"]
+    "options",
+    ["token", "token,surrogate.low=0,surrogate.high=0", "sequence_token", "sequence_product", "sequence_arithmetic"],
 )
 def test_on_policy_a_clipped_gradient_is_reinforces(options, aggregation):
     """At ratio 1 nothing is clipped, and the gradient of the ratio is that of logp; a product's, of all tokens."""
@@ -393,7 +394,7 @@ def test_infinite_clip_bounds_leave_the_ratio_alone(ratio):
         assert_close(gradient, weighted, **EXACT)
 
 
-@pytest.mark.parametrize("ratio", ["sequence", "sequence_token", "sequence_product"])
+@pytest.mark.parametrize("ratio", ["sequence", "sequence_token", "sequence_product", "sequence_arithmetic"])
 @given(seed=seeds)
 def test_responses_of_one_token_make_sequence_and_token_ratios_equal(ratio, seed):
     case = with_advantages(random_case(seed, width=1), gv.get("grpo"))
