@@ -333,10 +333,7 @@ def test_dr_grpo_divides_by_the_given_length_whatever_the_width():
     variant = gv.get("dr_grpo")
     for width in (10, 20):
         case = with_advantages(random_case(0), variant)
-        wide = {
-            n: np.pad(getattr(case, n), ((0, 0), (0, width - 6)))
-            for n in ("mask", *TOKEN_INPUTS)
-        }
+        wide = {n: np.pad(getattr(case, n), ((0, 0), (0, width - 6))) for n in ("mask", *TOKEN_INPUTS)}
         loss, _, _ = loss_and_gradient(variant, replace(case, **wide), counts=counts_for(variant, case))
         ratio = np.exp(case.logp - case.old_logp)
         a = case.advantages[:, None]
