@@ -5,6 +5,7 @@ from grpo_variants.catalogue import names, register
 from grpo_variants.divergence import kl
 from grpo_variants.filters import keep_groups
 from grpo_variants.inputs import Counts, Rollouts, Tokens
+from grpo_variants.memory import Memory
 from grpo_variants.objective import Loss, correction_weights, policy_loss, row_weights
 from grpo_variants.options import get
 from grpo_variants.shaping import soft_overlong_penalty
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Counts",
     "Loss",
+    "Memory",
     "Reference",
     "Rollouts",
     "Tokens",

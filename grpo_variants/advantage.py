@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from grpo_variants.checks import did_you_mean
 from grpo_variants.credit import Rule
 from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, read_rollouts
+from grpo_variants.memory import Memory
 from grpo_variants.options import resolve
 from grpo_variants.variant import Variant
 
@@ -19,7 +21,7 @@ def advantages(
     rewards: Any = None,
     groups: Any = None,
     *,
-    state: Any = None,
+    state: Memory | None = None,
     **inputs: Any,
 ) -> Tensor:
     r"""Advantages of N responses under a variant's advantage rule.
@@ -29,7 +31,7 @@ def advantages(
     variant: a `Variant`, or a spec string.
     rewards: [N], or [N, K] for K reward functions (NaN or None is missing); or one `Rollouts` with everything.
     groups: N hashable ids, equal for the responses of one prompt.
-    state: the memory of a rule that remembers earlier steps; refused by a rule that has none.
+    state: the `Memory` of a rule that remembers earlier steps, which updates it; refused by a rule that has none.
     inputs: the other fields of `Rollouts`, by name: lengths, valid, mask, token_rewards, step_ends, greedy_rewards,
         reward_weights, old_logp, ref_logp, entropy, sum_pi_squared, extras.
 
@@ -41,15 +43,26 @@ def advantages(
     Not done: no overlong penalty and no filtering; see `soft_overlong_penalty` and `keep_groups`.
     """
     variant = resolve(variant)
-    if state is not None:
-        raise ValueError(f"state= has no effect: {variant.name} remembers nothing of earlier steps. Leave it out.")
+    _check_state(variant, state)
     rollouts = _as_rollouts(rewards, groups, inputs)
-    samples = read_rollouts(rollouts, variant.singleton)
+    samples = read_rollouts(rollouts, variant.singleton, state)
     penalty = variant.kl if variant.kl is not None and variant.kl.placement == "reward" else None
     with torch.no_grad():
+        samples = replace(samples, valid=variant.selection(samples))
+        samples = replace(samples, rewards=variant.transform(samples.rewards, samples))
         value = variant.credit(samples, Rule(variant.baseline, variant.scale, penalty))
         valid = samples.valid if value.dim() == 1 else samples.valid.unsqueeze(1)
         return torch.where(valid, value, torch.zeros_like(value))
+
+
+def _check_state(variant: Variant, state: Memory | None) -> None:
+    if not variant.remembers and state is not None:
+        raise ValueError(f"state= has no effect: {variant.name} remembers nothing of earlier steps. Leave it out.")
+    if variant.remembers and not isinstance(state, Memory):
+        raise ValueError(
+            f"{variant.name} remembers earlier steps by prompt and needs state=: make one gv.Memory() for the run, "
+            "pass it to every call, and give groups ids that mean the same prompt in every step, such as its text."
+        )
 
 
 def _as_rollouts(rewards: Any, groups: Any, inputs: dict[str, Any]) -> Rollouts:

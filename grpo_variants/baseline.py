@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from grpo_variants.checks import check_choice, check_number
 from grpo_variants.groups import whole
 from grpo_variants.inputs import Samples
 
@@ -93,6 +94,141 @@ class Greedy:
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """The given greedy rewards: [N] -> [N]; needs `greedy_rewards`."""
         return samples.need("greedy_rewards", "baseline=greedy").to(rewards.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondBest:
+    r"""Only the best response of the group learns, \(A = r_{(1)} - r_{(2)}\) (best of k, arXiv 2503.19595).
+
+    What leaving the best one out costs the maximum of the group; every other response is its own baseline.
+    """
+
+    of_group: ClassVar[bool] = True
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """Second largest reward for the best response, its own reward for any other: [N] -> [N]."""
+        groups, valid = samples.groups, samples.valid
+        size = groups.size(valid)
+        second = groups.at_rank(rewards, valid, (size - 2).clamp(min=0))[groups.ids]
+        best = groups.ranks(rewards, valid) == (size - 1)[groups.ids]
+        return _singletons(samples, rewards, torch.where(best, second, rewards))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMedian:
+    r"""Median reward of the group, \(b_i = \operatorname{median}_g(r)\) (MC-GRPO, arXiv 2601.22582)."""
+
+    of_group: ClassVar[bool] = True
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """Median of the group's valid rewards, the mean of the middle two for an even number: [N] -> [N]."""
+        return _singletons(samples, rewards, samples.groups.quantile(rewards, samples.valid, 0.5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupQuantile:
+    r"""Quantile of the group's rewards, \(b_i = Q_K(r)\) (QAE, arXiv 2509.22611).
+
+    level: K. With rewards of 0 and 1 the baseline is 0 where the share of ones is at most 1 - K, and 1 above it.
+    interpolation: `inverse` for the value at which the distribution reaches K, as in the paper; `linear` between the
+        two nearest, as the authors' code has it.
+    """
+
+    level: float = 0.4
+    interpolation: Literal["inverse", "linear"] = "inverse"
+    of_group: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("baseline.level", self.level, above=0)
+        if self.level >= 1:
+            raise ValueError(f"baseline.level={self.level!r} is out of range; allowed: above 0 and below 1.")
+        check_choice("baseline.interpolation", self.interpolation, ("inverse", "linear"))
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """Quantile of the group's valid rewards: [N] -> [N]."""
+        value = samples.groups.quantile(rewards, samples.valid, self.level, self.interpolation)
+        return _singletons(samples, rewards, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracked:
+    r"""Tracked success rate of the prompt, \(b = \alpha / (\alpha + \beta)\) (single-stream SPO, arXiv 2509.13232).
+
+    After each step \(\alpha \leftarrow \rho\alpha + \sum r\) and \(\beta \leftarrow \rho\beta + \sum (1 - r)\) over the
+    prompt's valid responses, of which there may be one. Rewards have to lie in [0, 1].
+    forgetting: rho. prior: alpha and beta of a prompt that is new.
+    Not done: a rho that follows how far the policy has moved, and drawing prompts by their uncertainty.
+    """
+
+    forgetting: float = 0.875
+    prior: float = 0.5
+    of_group: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("baseline.forgetting", self.forgetting, at_least=0)
+        if self.forgetting > 1:
+            raise ValueError(f"baseline.forgetting={self.forgetting!r} is out of range; allowed: from 0 to 1.")
+        check_number("baseline.prior", self.prior, above=0)
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """Rate before this step, [N] -> [N]; the step's rewards are then remembered."""
+        groups, valid, state = samples.groups, samples.valid, samples.remembered()
+        counts = state.recall("tracked", samples.keys, (self.prior, self.prior)).to(rewards.device)
+        right = groups.sum(rewards.double(), valid)
+        new = torch.stack([right, groups.size(valid) - right], 1)
+        state.store("tracked", samples.keys, self.forgetting * counts + new, groups.size(valid) > 0)
+        return (counts[:, 0] / counts.sum(1)).to(rewards.dtype)[groups.ids]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kalman:
+    r"""Kalman filter over the group's rewards in their order (KRPO, arXiv 2505.07527).
+
+    \(P^- = P + Q\), \(K = P^-/(P^- + R)\), \(x \leftarrow x + K(r - x)\), \(P \leftarrow (1 - K)P^-\); the baseline
+    is x after the response's own reward went in. A new filter starts with each group, and the order of its responses
+    matters. process, measurement: Q and R. mean, variance: x and P at the start.
+    """
+
+    process: float = 1e-5
+    measurement: float = 1e-2
+    mean: float = 0.0
+    variance: float = 1.0
+    of_group: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("baseline.process", self.process, at_least=0)
+        check_number("baseline.measurement", self.measurement, above=0)
+        check_number("baseline.mean", self.mean)
+        check_number("baseline.variance", self.variance, at_least=0)
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """State of the filter after each response: [N] -> [N]."""
+        groups, valid = samples.groups, samples.valid
+        place = groups.ranks(torch.zeros_like(rewards), valid)
+        width = int(place.max()) + 1 if len(place) else 0
+        table = rewards.new_zeros(groups.count, width)
+        table[groups.ids, place] = torch.where(valid, rewards, torch.zeros_like(rewards))
+        state, states = rewards.new_full((groups.count,), self.mean), []
+        gains = kalman_gains(self.process, self.measurement, self.variance, width)
+        for (gain, _), column in zip(gains, table.unbind(1), strict=True):
+            state = state + gain * (column - state)
+            states.append(state)
+        return torch.stack(states, 1)[groups.ids, place] if states else rewards
+
+
+def kalman_gains(process: float, measurement: float, variance: float, steps: int) -> list[tuple[float, float]]:
+    """Gain and variance after each of some steps; they do not depend on what is measured."""
+    found = []
+    for _ in range(steps):
+        predicted = variance + process
+        gain = predicted / (predicted + measurement)
+        variance = (1 - gain) * predicted
+        found.append((gain, variance))
+    return found
 
 
 def _singletons(samples: Samples, rewards: Tensor, baseline: Tensor) -> Tensor:

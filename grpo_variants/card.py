@@ -38,7 +38,10 @@ class Card:
     @property
     def hash(self) -> str:
         """Hash of the objective: two runs with the same hash ran the same one, whatever its name or host."""
-        values = {key: value for key, value in resolved_values(self.variant).items() if key != "conventions"}
+        # An axis on which nothing is chosen is left out, so that a new one does not change the hash of the others.
+        values = {
+            k: v for k, v in resolved_values(self.variant).items() if k != "conventions" and ("." in k or v != "none")
+        }
         text = json.dumps({"values": values, "effective": dict(self.effective)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

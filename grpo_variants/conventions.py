@@ -30,6 +30,7 @@ CONVENTIONS: Mapping[str, tuple[Numerics, ...]] = {
     "trl": (
         Numerics("singleton", {"singleton": "zero"}),
         Numerics("scale", {"eps": 1e-4, "ddof": 1, "eps_in": "std"}),
+        Numerics("credit", {"eps": 1e-4, "ddof": 1, "eps_in": "std", "over": "responses"}, choices=("decoupled",)),
         Numerics("ratio", {"bound_low": None, "bound_high": None}),
         Numerics("surrogate", {"dual": None}, choices=("clip",)),
         Numerics("kl", {"bound": None, "value_bound": None, "weighted": "ratio"}),
@@ -38,7 +39,12 @@ CONVENTIONS: Mapping[str, tuple[Numerics, ...]] = {
         Numerics("singleton", {"singleton": "raw"}),
         Numerics("scale", {"eps": 1e-6, "ddof": 1, "eps_in": "std"}, choices=("group_std",)),
         Numerics("scale", {"eps": 1e-8, "ddof": 1, "eps_in": "var"}, choices=("batch_std",)),
-        Numerics("ratio", {"bound_low": 20.0, "bound_high": 20.0}, choices=("token", "sequence_product")),
+        Numerics("credit", {"eps": 1e-8, "ddof": 1, "eps_in": "var", "over": "tokens"}, choices=("decoupled",)),
+        Numerics(
+            "ratio",
+            {"bound_low": 20.0, "bound_high": 20.0},
+            choices=("token", "sequence_product", "sequence_arithmetic"),
+        ),
         Numerics("ratio", {"bound_low": None, "bound_high": 10.0}, choices=("sequence", "sequence_token")),
         Numerics("surrogate", {"dual": 3.0}, choices=("clip",), ratios=("token",)),
         Numerics("surrogate", {"dual": None}, choices=("clip",), ratios=("sequence", "sequence_token")),

@@ -160,6 +160,35 @@ class OffPolicyMask:
         return (~((x.advantages < 0) & (drift > self.threshold))).to(x.logp.dtype)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kpop(_Mismatch):
+    r"""\(w_{it}\) where trainer and engine agree on the token in binary KL, both ways, 0 elsewhere.
+
+    \(D(p \| q) = p \ln\frac{p}{q} + (1-p) \ln\frac{1-p}{1-q}\) with p the trainer's old probability and q the
+    engine's; a token counts if \(\max(D(p \| q), D(q \| p)) \le \mathrm{threshold}\).
+    Reference: "Taming Training-Inference Mismatch in Reinforcement Learning with Adaptive Masking Regions",
+    arXiv 2606.15079.
+    """
+
+    threshold: float = 0.1
+    pool = staticmethod(_token)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("correction.threshold", self.threshold, above=0)
+
+    def __call__(self, x: Tokens) -> Tensor:
+        """Masked weights [B, T]."""
+        old, engine = x.need("old_logp", "correction").detach(), x.need("rollout_logp", "correction").detach()
+        # A token of probability 1 leaves no rest to compare: the rest is at least 1e-6.
+        old_rest, engine_rest = ((-value.clamp(max=0).expm1()).clamp(min=1e-6) for value in (old, engine))
+        difference, rest = old - engine, (old_rest / engine_rest).log()
+        forward = old.exp() * difference + old_rest * rest
+        backward = -engine.exp() * difference - engine_rest * rest
+        weight = self.weight(x)
+        return torch.where((forward > self.threshold) | (backward > self.threshold), torch.zeros_like(weight), weight)
+
+
 def combined(parts: tuple[Correction, ...], x: Tokens) -> Tensor | None:
     """Product of the parts' weights, or what the host handed in; None where there is neither."""
     if x.correction is not None:

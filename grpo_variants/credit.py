@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from grpo_variants.baseline import Baseline
-from grpo_variants.checks import check_number
+from grpo_variants.checks import check_choice, check_number
 from grpo_variants.divergence import KL
-from grpo_variants.inputs import Samples
+from grpo_variants.inputs import Samples, as_floating
 from grpo_variants.masked import discounted_sum_to_go, reverse_cumsum, select
-from grpo_variants.scale import Rewards, Scale
+from grpo_variants.scale import BatchStd, EpsIn, Rewards, Scale
 
 
 class Rule(NamedTuple):
@@ -32,6 +32,11 @@ class Credit(Protocol):
         """Whether it gives one advantage a token."""
         ...
 
+    @property
+    def of_outcome(self) -> bool:
+        """Whether it reads one reward a response, which a transform may change."""
+        ...
+
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
         """Advantages [N], or [N, T] for token credit."""
         ...
@@ -42,14 +47,59 @@ class Outcome:
     r"""One advantage a response, \(A_i = (r_i - b_i)/\mathrm{scale}\), for all of its tokens."""
 
     per_token: ClassVar[bool] = False
+    of_outcome: ClassVar[bool] = True
 
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
         """Advantages [N]."""
         reward = samples.rewards
         if rule.penalty is not None:
-            reward = reward - _penalty(samples, rule.penalty).sum(1)
+            reward = reward - penalty_of(samples, rule.penalty).sum(1)
         centred = reward - rule.baseline(reward, samples)
         return rule.scale(centred, Rewards(reward, centred), samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoupled:
+    r"""Each reward function normalised by itself, then weighted, added and normalised again (GDPO, 2601.05242).
+
+    \(a_i = \sum_k w_k (r_{ik} - b_k)/\mathrm{scale}_k\) over the functions that gave the response a reward, and
+    \(A_i = (a_i - \operatorname{mean}_b a)/(\operatorname{std}_b a + \epsilon)\): a function with large rewards does
+    not drown the others. over: a batch of responses, or of tokens, where a long response weighs more (verl).
+    """
+
+    eps: float = 1e-4
+    ddof: int = 1
+    over: Literal["responses", "tokens"] = "responses"
+    eps_in: EpsIn = "std"
+    per_token: ClassVar[bool] = False
+    of_outcome: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("credit.eps", self.eps, at_least=0)
+        check_choice("credit.ddof", self.ddof, (0, 1))
+        check_choice("credit.over", self.over, ("responses", "tokens"))
+        check_choice("credit.eps_in", self.eps_in, ("std", "var"))
+
+    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+        """Advantages [N]; reads rewards [N, K]."""
+        columns = samples.components.unbind(1)
+        given = samples.rollouts.reward_weights
+        weights = [1.0] * len(columns) if given is None else as_floating(given).tolist()
+        parts = [w * _normalised(column, samples, rule) for w, column in zip(weights, columns, strict=True)]
+        total = torch.stack(parts).sum(0)
+        mean: Literal["keep", "subtract"] = "subtract" if self.over == "responses" else "keep"
+        whole = BatchStd(eps=self.eps, ddof=self.ddof, of="centred", over=self.over, eps_in=self.eps_in, mean=mean)
+        return whole(total, Rewards(total, total), samples)
+
+
+def _normalised(reward: Tensor, samples: Samples, rule: Rule) -> Tensor:
+    """One reward function's advantages [N], 0 where it gave none."""
+    given = samples.valid & ~reward.isnan()
+    reward = torch.where(given, reward, torch.zeros_like(reward))
+    own = replace(samples, rewards=reward, valid=given)
+    centred = reward - rule.baseline(reward, own)
+    return torch.where(given, rule.scale(centred, Rewards(reward, centred), own), torch.zeros_like(reward))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +113,7 @@ class RewardToGo:
 
     gamma: float = 1.0
     per_token: ClassVar[bool] = True
+    of_outcome: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -73,10 +124,10 @@ class RewardToGo:
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
         """Advantages [N, T]; 0 outside the mask."""
         mask = samples.need("mask", "credit=reward_to_go")
-        token_rewards = _token_rewards(samples, mask)
+        token_rewards = rewards_of_tokens(samples, mask)
         reward = samples.rewards if samples.token_rewards is None else token_rewards.sum(1)
         if rule.penalty is not None:
-            penalty = _penalty(samples, rule.penalty)
+            penalty = penalty_of(samples, rule.penalty)
             token_rewards, reward = token_rewards - penalty, reward - penalty.sum(1)
         baseline = rule.baseline(reward, samples)
         advantages = discounted_sum_to_go(token_rewards, mask, self.gamma) - baseline.unsqueeze(1)
@@ -96,6 +147,7 @@ class Process:
     """
 
     per_token: ClassVar[bool] = True
+    of_outcome: ClassVar[bool] = False
 
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
         """Advantages [N, T]; needs `token_rewards`, `step_ends` and `mask`."""
@@ -117,7 +169,7 @@ class Process:
         return select(mask, reverse_cumsum(placed))
 
 
-def _token_rewards(samples: Samples, mask: Tensor) -> Tensor:
+def rewards_of_tokens(samples: Samples, mask: Tensor) -> Tensor:
     """The given token rewards, or the response's reward at its last valid token: [N, T]."""
     if samples.token_rewards is not None:
         return samples.token_rewards
@@ -126,7 +178,7 @@ def _token_rewards(samples: Samples, mask: Tensor) -> Tensor:
     return torch.where(position == last, samples.rewards.unsqueeze(1), torch.zeros((), dtype=samples.rewards.dtype))
 
 
-def _penalty(samples: Samples, kl: KL) -> Tensor:
+def penalty_of(samples: Samples, kl: KL) -> Tensor:
     """beta * kl of each valid token: [N, T]."""
     wanted_by = "kl.placement=reward"
     mask = samples.need("mask", wanted_by)

@@ -29,6 +29,7 @@ def page(variant: Variant) -> str:
         f"```math\n{variant.formula}\n```",
         "Worked by hand in `tests/handworked.py`; evaluated by `tests/core/test_handworked.py`.",
         _usage(variant.name),
+        *_note(variant),
         f"## Against {COMPARED_WITH}\n\n{_difference(variant)}",
         f"## Axes\n\n{_values_table(variant)}",
         f"## Hosts\n\n{_table(('host', 'verdict'), ((HOSTS[host], verdict) for host, verdict in variant.hosts))}",
@@ -86,6 +87,10 @@ def _usage(name: str) -> str:
         f"TRL: `loss_type: gv_{name}`. verl: `gv_{name}` as `algorithm.adv_estimator` and as "
         "`actor_rollout_ref.actor.policy_loss.loss_mode`."
     )
+
+
+def _note(variant: Variant) -> tuple[str, ...]:
+    return (f"## Where the sources differ\n\n{variant.note}",) if variant.note else ()
 
 
 def _difference(variant: Variant) -> str:

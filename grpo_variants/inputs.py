@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grpo_variants.groups import Groups
 from grpo_variants.masked import select
+from grpo_variants.memory import Memory
 
 Number = Union[int, float, Tensor]
 
@@ -57,7 +58,8 @@ class Samples:
     """Rollouts after the border: tensors of one dtype on one device, missing rewards marked invalid.
 
     Parts of the advantage rule read this. `rewards` is the weighted total [N], `components` [N, K] holds
-    each reward function with NaN where missing, `lengths` [N] and `greedy_rewards` [N] may be absent.
+    each reward function with NaN where missing, `lengths` [N] and `greedy_rewards` [N] may be absent. `keys` [P] are
+    the ids that the groups were given.
     """
 
     rewards: Tensor
@@ -70,16 +72,37 @@ class Samples:
     greedy_rewards: Tensor | None
     singleton: str
     rollouts: Rollouts
+    keys: tuple[Hashable, ...]
+    state: Memory | None
+
+    def remembered(self) -> Memory:
+        """The memory of a rule that has one; `keys` are its prompts, in the order of the dense group ids."""
+        if self.state is None:
+            raise ValueError("this rule remembers earlier steps and was given no state.")
+        return self.state
 
     def need(self, name: str, wanted_by: str) -> Tensor:
         """An input that a part cannot do without; raises ValueError that names the input and the part."""
         value = getattr(self, name) if hasattr(self, name) else getattr(self.rollouts, name)
         if value is None:
-            raise ValueError(f"{wanted_by} needs {name}=; pass it to gv.advantages (or gv.Rollouts).")
+            hint = _SUPPLIERS.get(name, "")
+            raise ValueError(f"{wanted_by} needs {name}=; pass it to gv.advantages (or gv.Rollouts).{hint}")
         return value  # type: ignore[no-any-return]
 
 
-def read_rollouts(rollouts: Rollouts, singleton: str) -> Samples:
+# How a host comes by an input that not every rule reads.
+_SUPPLIERS: Mapping[str, str] = {
+    "entropy": " TRL's adapter computes it for the variants that read it; verl gives an estimator no entropies.",
+    "sum_pi_squared": (
+        " TRL does not compute it; verl does with actor_rollout_ref.actor.calculate_sum_pi_squared=True, and hands it "
+        "to its own optimal_token_baseline."
+    ),
+    "greedy_rewards": " TRL's adapter draws a greedy response; verl does for its own remax.",
+    "step_ends": " TRL has one reward a response; in verl a reward manager has to write step rewards.",
+}
+
+
+def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = None) -> Samples:
     """Check shapes, cast to float32 (float64 stays), weigh and add reward functions, mark missing rewards."""
     token_rewards, mask = _token_inputs(rollouts)
     components = _components(rollouts, token_rewards)
@@ -105,6 +128,8 @@ def read_rollouts(rollouts: Rollouts, singleton: str) -> Samples:
         greedy_rewards=None if greedy is None else _greedy_total(greedy, rollouts, components),
         singleton=singleton,
         rollouts=rollouts,
+        keys=tuple(dict.fromkeys(rollouts.groups.tolist() if isinstance(rollouts.groups, Tensor) else rollouts.groups)),
+        state=state,
     )
 
 
@@ -209,6 +234,7 @@ class Tokens:
         variant's own correction.
     keep: [B, T] or [B] bool, tokens or responses whose policy term counts; used instead of the variant's own
         token filter. The loss mask and the KL term are not touched.
+    draws: [B, T] uniform random numbers, for parts that draw at random (default: drawn by `policy_loss`).
     extras: anything else that a user's own part reads.
     """
 
@@ -223,6 +249,7 @@ class Tokens:
     row_weights: Tensor | None = None
     correction: Tensor | None = None
     keep: Tensor | None = None
+    draws: Tensor | None = None
     extras: Mapping[str, Any] | None = None
 
     def need(self, name: str, wanted_by: str) -> Tensor:
@@ -253,6 +280,7 @@ def read_tokens(x: Tokens) -> Tokens:
         ref_logp=_clean(x.ref_logp, mask),
         rollout_logp=_clean(x.rollout_logp, mask),
         entropy=_clean(x.entropy, mask),
+        draws=_clean(x.draws, mask),
         row_weights=None if x.row_weights is None else _upcast(x.row_weights).detach(),
         correction=correction if correction is None or correction.shape[1] == 1 else select(mask, correction),
         keep=None if x.keep is None else (x.keep.bool().unsqueeze(1) if x.keep.dim() == 1 else x.keep.bool()),
@@ -272,7 +300,7 @@ def _check_tokens(x: Tokens) -> None:
         raise ValueError(f"logp has shape {tuple(x.logp.shape)}; allowed: [B, T].")
     rows, width = x.logp.shape
     full, row, column = (rows, width), (rows,), (rows, 1)
-    allowed = dict.fromkeys(("mask", "old_logp", "ref_logp", "rollout_logp", "entropy"), (full,))
+    allowed = dict.fromkeys(("mask", "old_logp", "ref_logp", "rollout_logp", "entropy", "draws"), (full,))
     allowed |= {"advantages": (row, full), "row_weights": (row,)}  # type: ignore[dict-item]
     allowed |= {"correction": (full, column), "keep": (full, row)}  # type: ignore[dict-item]
     for name, shapes in allowed.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,16 +44,18 @@ def policy_loss(
     g = `counts.grad_average`.
 
     x: `Tokens` of B responses. counts: `Counts` of the whole optimizer step; without them x is the whole step.
-    generator: for parts that draw at random; refused where nothing does.
+    generator: for parts that draw at random, unless `Tokens.draws` holds the numbers; refused where nothing does.
     With the step's counts, the losses of any split into micro-batches add up to the loss of the whole.
 
     Raises ValueError for a wrong shape, a missing input or an option without effect. Nothing synchronises with the
     host. Not done: no entropy bonus, no division by the number of accumulated micro-batches.
     """
     variant = resolve(variant)
-    if generator is not None:
+    if generator is not None and not variant.surrogate.draws:
         raise ValueError(f"generator= has no effect: {variant.name} draws nothing at random. Leave it out.")
     x, step = read_tokens(x), _with_weights(counts, x, variant)
+    if variant.surrogate.draws and x.draws is None:
+        x = replace(x, draws=torch.rand(x.logp.shape, generator=generator, device=x.logp.device))
     log_ratio = variant.ratio(x)
     term = variant.surrogate(log_ratio, x, step)
     keep = x.keep if x.keep is not None else variant.tokens(x, step)

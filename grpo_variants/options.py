@@ -130,9 +130,11 @@ def _check_words(variant: Variant, given: Mapping[str, Any]) -> None:
             "are is not known; set the numeric fields themselves."
         )
     baseline = str(given.get("baseline", choice_name("baseline", variant.baseline)))
-    grouped = ("group_mean", "leave_one_out", "length_weighted")
     scale = str(given.get("scale", choice_name("scale", variant.scale)))
-    if given.get("singleton") == "raw" and baseline not in grouped and scale != "group_std":
+    credit = str(given.get("credit", choice_name("credit", variant.credit)))
+    chosen = {"baseline": baseline, "scale": scale, "credit": credit}
+    parts = [AXES[axis].choices.get(word) for axis, word in chosen.items()]
+    if given.get("singleton") == "raw" and not any(getattr(part, "of_group", False) for part in parts):
         raise ValueError(
             f"{variant.name}: singleton=raw has no effect with baseline={baseline}, scale={scale}: no group statistic "
             "is taken. Leave it out."

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.inputs import Tokens
-from grpo_variants.masked import masked_mean, masked_sum
+from grpo_variants.masked import masked_mean, masked_sum, select
 
 
 class Ratio(Protocol):
@@ -92,6 +93,22 @@ class SequenceRatio(_Bounded):
     def __call__(self, x: Tokens) -> Tensor:
         """Log ratio [B, 1]."""
         return self.clamp(masked_mean(self.difference(x), x.mask))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceArithmetic(_Bounded):
+    r"""Arithmetic mean of the token ratios, \(d_i = \log\frac{1}{l_i}\sum_t e^{d_{it}}\) (GRPO-S, arXiv 2508.04349).
+
+    The bounds are on the tokens' log ratios, so that no exponential overflows.
+    """
+
+    per_sequence: ClassVar[bool] = True
+
+    def __call__(self, x: Tokens) -> Tensor:
+        """Log ratio [B, 1]; 0 for an empty row."""
+        log_ratio = select(x.mask, self.clamp(self.difference(x)))
+        mean = masked_mean(log_ratio.exp(), x.mask)
+        return torch.where(x.mask.any(-1, keepdim=True), mean, torch.ones_like(mean)).log()
 
 
 @dataclass(frozen=True, kw_only=True)

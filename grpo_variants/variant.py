@@ -15,8 +15,11 @@ from grpo_variants import (
     filters,
     ratio,
     scale,
+    selection,
     shaping,
     surrogate,
+    token_credit,
+    transform,
 )
 from grpo_variants.checks import check_choice
 
@@ -36,6 +39,14 @@ class Axis:
 
 
 AXES: Mapping[str, Axis] = {
+    "selection": Axis(
+        ("advantage",),
+        {"none": selection.Everyone, "shortest": selection.Shortest, "efficient": selection.Efficient},
+    ),
+    "transform": Axis(
+        ("advantage",),
+        {"none": transform.NoTransform, "verdict": transform.Verdict, "pass_at_k": transform.PassAtK},
+    ),
     "baseline": Axis(
         ("advantage",),
         {
@@ -45,15 +56,39 @@ AXES: Mapping[str, Axis] = {
             "greedy": baseline.Greedy,
             "batch_mean": baseline.BatchMean,
             "length_weighted": baseline.LengthWeighted,
+            "second_best": baseline.SecondBest,
+            "group_median": baseline.GroupMedian,
+            "group_quantile": baseline.GroupQuantile,
+            "tracked": baseline.Tracked,
+            "kalman": baseline.Kalman,
         },
     ),
     "scale": Axis(
         ("advantage",),
-        {"none": scale.NoScale, "group_std": scale.GroupStd, "batch_std": scale.BatchStd},
+        {
+            "none": scale.NoScale,
+            "group_std": scale.GroupStd,
+            "batch_std": scale.BatchStd,
+            "group_mean": scale.MeanReward,
+            "group_mad": scale.GroupMad,
+            "bernoulli": scale.Bernoulli,
+            "beta_density": scale.BetaDensity,
+            "signal_share": scale.SignalShare,
+            "kalman_std": scale.KalmanStd,
+            "smoothed_std": scale.SmoothedStd,
+        },
     ),
     "credit": Axis(
         ("advantage",),
-        {"outcome": credit.Outcome, "process": credit.Process, "reward_to_go": credit.RewardToGo},
+        {
+            "outcome": credit.Outcome,
+            "process": credit.Process,
+            "reward_to_go": credit.RewardToGo,
+            "decoupled": credit.Decoupled,
+            "entropy_tokens": token_credit.EntropyTokens,
+            "entropy_responses": token_credit.EntropyResponses,
+            "optimal_token": token_credit.OptimalToken,
+        },
     ),
     "singleton": Axis(("advantage",), {"zero": "zero", "raw": "raw"}),
     "ratio": Axis(
@@ -64,9 +99,33 @@ AXES: Mapping[str, Axis] = {
             "sequence": ratio.SequenceRatio,
             "sequence_token": ratio.SequenceTokenRatio,
             "sequence_product": ratio.SequenceProduct,
+            "sequence_arithmetic": ratio.SequenceArithmetic,
         },
     ),
-    "surrogate": Axis(("objective",), {"reinforce": surrogate.Reinforce, "clip": surrogate.Clip}),
+    "surrogate": Axis(
+        ("objective",),
+        {
+            "reinforce": surrogate.Reinforce,
+            "clip": surrogate.Clip,
+            "cispo": surrogate.Cispo,
+            "sapo": surrogate.Sapo,
+            "gmpo": surrogate.Gmpo,
+            "vespo": surrogate.Vespo,
+            "topr": surrogate.Topr,
+            "dppo_tv": surrogate.DppoTv,
+            "dppo_kl": surrogate.DppoKl,
+            "quadratic": surrogate.Quadratic,
+            "dro": surrogate.Dro,
+            "aspo": surrogate.Aspo,
+            "ce_gppo": surrogate.CeGppo,
+            "dcpo": surrogate.Dcpo,
+            "fipo": surrogate.Fipo,
+            "clip_cov": surrogate.ClipCov,
+            "kl_cov": surrogate.KlCov,
+            "bapo": surrogate.Bapo,
+            "m2po": surrogate.M2po,
+        },
+    ),
     "kl": Axis(
         ("advantage", "objective"),
         {"none": None, "k1": divergence.K1, "k2": divergence.K2, "k3": divergence.K3, "abs": divergence.Abs},
@@ -82,6 +141,7 @@ AXES: Mapping[str, Axis] = {
             "geometric_truncate": correction.GeometricTruncate,
             "geometric_mask": correction.GeometricMask,
             "off_policy_mask": correction.OffPolicyMask,
+            "kpop": correction.Kpop,
         },
         joins=True,
     ),
@@ -119,15 +179,18 @@ class Reference:
 class Variant:
     """One member of the family: advantage rule, objective and rollout rule, with its references.
 
-    The advantage rule (baseline, scale, credit, singleton) runs where rewards are grouped, the objective (ratio,
-    surrogate, kl, correction, aggregation, tokens) where the loss is computed, the rollout rule (filter, overlong)
-    where responses are sampled; `AXES` says which end an axis acts at. A KL with placement=reward acts in the
-    advantage rule.
+    The advantage rule (selection, transform, baseline, scale, credit, singleton) runs where rewards are grouped, the
+    objective (ratio, surrogate, kl, correction, aggregation, tokens) where the loss is computed, the rollout rule
+    (filter, overlong) where responses are sampled; `AXES` says which end an axis acts at. A KL with placement=reward
+    acts in the advantage rule.
+    note: where papers and code disagree, and which of them was taken.
 
     Frozen, hashable and picklable; a combination that means nothing raises ValueError with the reason.
     """
 
     name: str
+    selection: selection.Selection = selection.Everyone()
+    transform: transform.Transform = transform.NoTransform()
     baseline: baseline.Baseline = baseline.NoBaseline()
     scale: scale.Scale = scale.NoScale()
     credit: credit.Credit = credit.Outcome()
@@ -143,6 +206,7 @@ class Variant:
     conventions: str = "paper"
     summary: str = ""
     formula: str = ""
+    note: str = ""
     references: tuple[Reference, ...] = ()
     hosts: tuple[tuple[str, str], ...] = ()
 
@@ -178,6 +242,11 @@ class Variant:
         return self.credit.per_token
 
     @property
+    def remembers(self) -> bool:
+        """Whether the advantage rule remembers earlier steps, in a `Memory`."""
+        return any(getattr(part, "remembers", False) for part in (self.baseline, self.scale))
+
+    @property
     def needs_rollout_logp(self) -> bool:
         """Whether the objective reads what the rollout engine reported."""
         optional = all(isinstance(part, correction.OffPolicyMask) for part in self.correction)
@@ -186,18 +255,68 @@ class Variant:
 
 Fence = tuple[Callable[[Variant], Any], str]
 
+
 _STEP_BASELINES = (baseline.NoBaseline, baseline.GroupMean, baseline.BatchMean)
 
 FENCES: tuple[Fence, ...] = (
+    (
+        lambda v: v.remembers and not isinstance(v.credit, credit.Outcome),
+        "a rule that remembers the rewards of earlier steps reads one reward a response; choose credit=outcome.",
+    ),
+    (
+        lambda v: isinstance(v.scale, scale.SmoothedStd) and not isinstance(v.baseline, baseline.GroupMean),
+        "scale=smoothed_std subtracts the means of the step and of all steps itself; choose baseline=group_mean.",
+    ),
+    (
+        lambda v: isinstance(v.scale, scale.KalmanStd) and not isinstance(v.baseline, baseline.Kalman),
+        "scale=kalman_std is the deviation of a filter that is the baseline; choose baseline=kalman.",
+    ),
+    (
+        lambda v: not isinstance(v.transform, transform.NoTransform) and not v.credit.of_outcome,
+        "a transform is of a response's reward as a whole, which this credit does not read; choose credit=outcome, or "
+        "transform=none.",
+    ),
     (
         lambda v: v.surrogate.needs_ratio and isinstance(v.ratio, ratio.NoRatio),
         "this surrogate clips an importance ratio, so ratio=none leaves it without effect; choose ratio=token, "
         "sequence or sequence_token, or surrogate=reinforce.",
     ),
     (
+        lambda v: v.surrogate.needs_ratio and v.surrogate.ratios and not isinstance(v.ratio, v.surrogate.ratios),
+        "this surrogate is not defined on this ratio: vespo and topr weigh a response by ratio=sequence_product, "
+        "the other ones that choose are made of token ratios; set ratio=sequence_product or ratio=token.",
+    ),
+    (
+        lambda v: v.surrogate.per_response and v.credit.per_token,
+        "this surrogate takes one advantage a response but this credit gives one a token; choose credit=outcome.",
+    ),
+    (
         lambda v: v.ratio.per_sequence and v.credit.per_token,
         "this ratio has one value a response but this credit gives one advantage a token; choose "
         "ratio=sequence_token (GSPO-token), ratio=token, or credit=outcome.",
+    ),
+    (
+        lambda v: (
+            getattr(v.credit, "own_rule", False)
+            and not (isinstance(v.baseline, baseline.NoBaseline) and isinstance(v.scale, scale.NoScale))
+        ),
+        "this credit has a baseline and a scale of its own; choose baseline=none with scale=none.",
+    ),
+    (
+        lambda v: isinstance(v.credit, token_credit._EntropyCredit) and v.kl_in_reward,
+        "this credit tells right from wrong by the reward and shapes it by entropies, so a KL penalty has no place in "
+        "it; choose kl.placement=loss.",
+    ),
+    (
+        lambda v: isinstance(v.credit, credit.Decoupled) and (v.kl_in_reward or v.scale.per_token),
+        "credit=decoupled normalises each reward function by itself: a KL penalty belongs to none of them, and the "
+        "whitening over tokens is its second stage; choose kl.placement=loss, and credit.over=tokens in place of "
+        "scale.over=tokens.",
+    ),
+    (
+        lambda v: isinstance(v.credit, credit.Decoupled) and isinstance(v.baseline, baseline.Greedy),
+        "credit=decoupled compares each reward function by itself, and greedy rewards are known as a total; choose "
+        "baseline=group_mean or another of the sampled ones.",
     ),
     (
         lambda v: isinstance(v.credit, credit.Process) and not isinstance(v.baseline, _STEP_BASELINES),

@@ -2,6 +2,7 @@
 
 from dataclasses import MISSING, dataclass, fields, replace
 
+import cases_objectives
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ import grpo_variants as gv
 from grpo_variants.options import resolved_values
 from grpo_variants.variant import AXES, FENCES
 
-TOKEN_INPUTS = ("logp", "old_logp", "ref_logp", "rollout_logp", "entropy")
+TOKEN_INPUTS = ("logp", "old_logp", "ref_logp", "rollout_logp", "entropy", "draws")
 ROLLOUT_INPUTS = (
     "rewards",
     "groups",
@@ -22,6 +23,8 @@ ROLLOUT_INPUTS = (
     "reward_weights",
     "old_logp",
     "ref_logp",
+    "entropy",
+    "sum_pi_squared",
 )
 LENGTH = 7.0  # the host's maximum completion length, for aggregation=constant
 
@@ -38,11 +41,13 @@ class Case:
     ref_logp: np.ndarray
     rollout_logp: np.ndarray
     entropy: np.ndarray
+    draws: np.ndarray
     valid: np.ndarray | None = None
     token_rewards: np.ndarray | None = None
     step_ends: np.ndarray | None = None
     greedy_rewards: np.ndarray | None = None
     reward_weights: np.ndarray | None = None
+    sum_pi_squared: np.ndarray | None = None
     advantages: np.ndarray | None = None
     keep: np.ndarray | None = None
     correction: np.ndarray | None = None
@@ -96,8 +101,12 @@ def random_case(seed, rows=9, width=6, spread=0.4):
     spread: standard deviation of the log ratios between the policies.
     """
     rng = np.random.default_rng(seed)
-    groups = [f"prompt {g}" for g in rng.integers(0, max(rows // 3, 1), rows)]
-    rewards = rng.choice([0.0, 0.25, 1.0, rng.normal()], (rows, 2)) + rng.normal(size=(rows, 2)) * rng.integers(0, 2)
+    prompts = 1 if seed % 5 == 0 else max(rows // 3, 1)  # one large group, for what needs more than a few siblings
+    groups = [f"prompt {g}" for g in rng.integers(0, prompts, rows)]
+    if seed % 3 == 1:  # any rewards; else within [0, 1], their weighted sum too
+        rewards = rng.choice([0.0, 1.0, rng.normal()], (rows, 2)) + rng.normal(size=(rows, 2)) * rng.integers(0, 2)
+    else:
+        rewards = rng.choice([0.0, 0.0, 0.25, 1.0], (rows, 2))
     rewards[rng.random((rows, 2)) < 0.1] = np.nan
     if rows > 3:
         groups[rows - 1], rewards[rows - 2] = "alone", np.nan
@@ -112,10 +121,12 @@ def random_case(seed, rows=9, width=6, spread=0.4):
         ref_logp=logp + spread * rng.normal(size=logp.shape),
         rollout_logp=logp + spread * rng.normal(size=logp.shape),
         entropy=rng.exponential(1.0, logp.shape),
+        draws=np.random.default_rng([seed, 1]).random(logp.shape),
         token_rewards=rng.normal(size=logp.shape),
         step_ends=rng.random(logp.shape) < 0.5,
+        sum_pi_squared=np.random.default_rng([seed, 2]).random(logp.shape),
         greedy_rewards=rng.normal(size=(rows, 2)),
-        reward_weights=rng.uniform(0.5, 2.0, 2),
+        reward_weights=rng.uniform(0.5, 2.0, 2) if seed % 3 == 1 else rng.dirichlet([2, 2]),
     )
 
 
@@ -130,9 +141,21 @@ def random_cases(min_rows=1, spread=0.4):
     )
 
 
+def compute_advantages(variant, *args, **inputs):
+    """`gv.advantages`, with a memory that is empty for a rule that remembers."""
+    variant = gv.get(variant) if isinstance(variant, str) else variant
+    return gv.advantages(variant, *args, **inputs, **({"state": gv.Memory()} if variant.remembers else {}))
+
+
 def with_advantages(case, variant, dtype=torch.float64):
     """The case with the variant's own advantages in it."""
-    return replace(case, advantages=gv.advantages(variant, case.rollouts(dtype)).numpy())
+    return replace(case, advantages=compute_advantages(variant, case.rollouts(dtype)).numpy())
+
+
+def with_row_weights(variant, case, counts):
+    """The case with prompt_mean's weights, which a micro-batch cannot compute."""
+    lengths = torch.as_tensor(case.mask).sum(1).double()
+    return replace(case, row_weights=gv.row_weights(variant, lengths, counts, case.groups).numpy())
 
 
 def token_advantages(case, seed=0):
@@ -157,6 +180,32 @@ def loss_and_gradient(variant, case, dtype=torch.float64, counts=None, **changes
 
 # Values of every field that a spec string can set, small enough to matter for the cases above.
 FIELD_VALUES = {
+    "baseline.forgetting": (0.5, 0.875, 1.0),
+    "baseline.prior": (0.5, 2.0),
+    "baseline.process": (0.0, 1e-5, 0.1),
+    "baseline.measurement": (1e-2, 1.0),
+    "baseline.mean": (0.0, 0.5),
+    "baseline.variance": (0.5, 1.0),
+    "scale.process": (0.0, 1e-5, 0.1),
+    "scale.measurement": (1e-2, 1.0),
+    "scale.variance": (0.5, 1.0),
+    "credit.eps": (1e-8, 1e-4, 0.1),
+    "credit.ddof": (0, 1),
+    "credit.over": ("responses", "tokens"),
+    "credit.eps_in": ("std", "var"),
+    "credit.base": (0.5, 1.0),
+    "credit.bonus": (0.0, 0.1, 1.0),
+    "credit.above": (0.0, 0.4),
+    "credit.tail": ("zero", "own"),
+    "selection.keep": (1, 2, 8),
+    "transform.right": (0.1, 1.0),
+    "transform.wrong": (-1.0, 0.0),
+    "transform.above": (0.0, 0.5),
+    "transform.k": (1, 2, 4),
+    "baseline.level": (0.1, 0.4, 0.75),
+    "baseline.interpolation": ("inverse", "linear"),
+    "scale.cap": (0.5, 1e6),
+    "scale.mean": ("keep", "subtract"),
     "scale.eps": (0.0, 1e-6, 0.3),
     "scale.ddof": (0, 1),
     "scale.of": ("raw", "centred"),
@@ -189,6 +238,7 @@ FIELD_VALUES = {
     "overlong.statistics": ("keep", "drop"),
     "overlong.buffer": (16, 4096),
     "overlong.factor": (0.5, 1.0),
+    **cases_objectives.FIELD_VALUES,
 }
 
 
@@ -240,6 +290,9 @@ REFUSALS = (
     "scale.over='tokens' whitens the centred advantages",
     "correction.low and correction.high are both none",
     "singleton=raw has no effect",
+    "scale.over='tokens' subtracts the mean over tokens already",
+    "transform.right and transform.wrong are both",
+    *cases_objectives.REFUSALS,
 )
 
 
@@ -256,6 +309,8 @@ def variant_or_none(spec):
 random_variants = random_specs().map(variant_or_none).filter(lambda variant: variant is not None)
 
 
+# Scales that go with any baseline.
+ANY_SCALE = [s for s in AXES["scale"].choices if s not in ("kalman_std", "smoothed_std")]
 WHITEN = "scale=batch_std,scale.of=centred,scale.over=tokens"
 RETURNS = "credit=reward_to_go"
 IN_REWARD = "kl.placement=reward,kl.beta=0.3"
@@ -270,22 +325,46 @@ SPECS = (
     *(f"grpo,scale=batch_std,scale.of={of},scale.ddof=0" for of in ("raw", "centred")),
     *(f"rloo,scale=batch_std,scale.of={of},scale.eps_in=var,scale.eps=0.1" for of in ("raw", "centred")),
     *(f"{name},{WHITEN},scale.ddof={ddof}" for name in ("grpo", "rloo", "remax") for ddof in (0, 1)),
+    "reinforce,scale=batch_std,scale.mean=subtract,scale.of=centred,scale.eps=0.1",
+    "grpo,scale=group_mad,scale.eps=0.3",
+    "grpo,scale=group_mad,singleton=raw,baseline=none",
+    "grpo,scale=beta_density,scale.cap=0.7",
+    *(f"grpo,baseline=group_quantile,baseline.level={q},baseline.interpolation=linear" for q in (0.3, 0.8)),
+    *(f"{name},scale={s}" for name in ("reinforce", "rloo") for s in ANY_SCALE),
+    "reinforce,baseline=tracked,baseline.forgetting=0.5,baseline.prior=2",
+    "reinforce,baseline=tracked,scale=batch_std,scale.of=centred,scale.mean=subtract",
+    "reinforce,baseline=kalman,baseline.process=0.1,baseline.measurement=1,baseline.mean=0.5,baseline.variance=0.5",
+    "reinforce,baseline=kalman,scale=kalman_std,scale.eps=0.1",
+    "grpo,baseline=kalman,baseline.process=0.1,baseline.measurement=1,baseline.variance=0.5,scale=kalman_std,"
+    "scale.process=0.1,scale.measurement=1,scale.variance=0.5",
+    *(f"grpo,scale=smoothed_std,scale.ddof={ddof}" for ddof in (0, 1)),
+    # selections and transforms
+    *(f"grpo,selection={s},selection.keep={k}" for s in ("shortest", "efficient") for k in (1, 2)),
+    *(f"rloo,transform=pass_at_k,transform.k={k}" for k in (1, 2, 3)),
+    "grpo,transform=pass_at_k,scale=bernoulli",
+    "rloo,transform=verdict",
+    "grpo,transform=verdict,transform.right=0.1,transform.wrong=0,transform.above=0.3",
     # credit
-    *(
-        f"grpo_process,baseline={b},scale={s}"
-        for b in ("none", "group_mean", "batch_mean")
-        for s in AXES["scale"].choices
-    ),
+    *(f"grpo_process,baseline={b},scale={s}" for b in ("none", "group_mean", "batch_mean") for s in ANY_SCALE),
     "grpo_process,scale.ddof=0,scale.eps_in=var,scale.eps=0.1,singleton=raw",
     "grpo_process,scale=batch_std,scale.of=centred,aggregation=prompt_mean",
     *(
         f"dapo,{RETURNS},baseline={b},scale={s},credit.gamma=0.8"
         for b in AXES["baseline"].choices
+        if b != "tracked"
         for s in ("none", "group_std")
     ),
     *(f"dr_grpo,{RETURNS},credit.gamma=0.9,{WHITEN},baseline={b}" for b in ("none", "group_mean")),
     f"dapo,{RETURNS},scale=batch_std,scale.of=raw,ratio=sequence_token",
     f"dapo,{RETURNS},singleton=raw",
+    *(f"grpo,credit=decoupled,credit.ddof={ddof},credit.over={o}" for ddof in (0, 1) for o in ("responses", "tokens")),
+    "rloo,credit=decoupled,credit.eps_in=var,credit.eps=0.2",
+    *(f"reinforce,credit={c},credit.base=0.5,credit.bonus=0.3" for c in ("entropy_tokens", "entropy_responses")),
+    "reinforce,credit=entropy_tokens,credit.above=0.4,credit.eps=0.1",
+    "reinforce,credit=entropy_tokens",
+    *(f"reinforce,credit=optimal_token,credit.tail={t},credit.eps=0.1" for t in ("zero", "own")),
+    f"reinforce,credit=optimal_token,kl=k1,{IN_REWARD}",
+    "reinforce,credit=optimal_token,singleton=raw",
     # KL in the reward
     *(f"grpo,{RETURNS},kl={k},{IN_REWARD},credit.gamma=0.9" for k in ("k1", "k2", "k3", "abs")),
     *(f"rloo,kl={k},{IN_REWARD},kl.bound=0.2,kl.value_bound=0.1" for k in ("k1", "k2", "k3", "abs")),
@@ -296,11 +375,8 @@ SPECS = (
     "grpo,baseline=length_weighted,singleton=raw",
     # ratios
     *(f"rloo,ratio={r}" for r in AXES["ratio"].choices),
-    *(
-        f"grpo,ratio={r},ratio.bound_low=0.1,ratio.bound_high=0.2"
-        for r in ("token", "sequence", "sequence_token", "sequence_product")
-    ),
-    *(f"grpo,ratio={r},ratio.anchor=rollout" for r in ("token", "sequence", "sequence_token", "sequence_product")),
+    *(f"grpo,ratio={r},ratio.bound_low=0.1,ratio.bound_high=0.2" for r in AXES["ratio"].choices if r != "none"),
+    *(f"grpo,ratio={r},ratio.anchor=rollout" for r in AXES["ratio"].choices if r != "none"),
     "grpo,ratio.bound_low=none,ratio.bound_high=0.2",
     "grpo,ratio.bound_low=0.2,ratio.bound_high=none",
     "gspo,ratio.bound_low=none,ratio.bound_high=none",
@@ -348,4 +424,5 @@ SPECS = (
     "grpo,tokens=top_entropy,tokens.denominator=kept,aggregation.empty_rows=exclude,correction=token_truncate",
     # conventions
     *(f"{name},conventions={c}" for name in gv.names() for c in ("trl", "verl")),
+    *cases_objectives.SPECS,
 )

@@ -10,8 +10,11 @@ absent inputs are None.
 
 import cmath
 import math
-import statistics
 from typing import Any, NamedTuple
+
+import oracle_advantages as wider
+from oracle_numbers import bounded, mean, minus, stop, variance
+from oracle_objectives import CLIPPING, STATISTICS, SURROGATES, Cell, Here, Loss
 
 STEP = 1e-30
 
@@ -23,43 +26,6 @@ class Outcome(NamedTuple):
     gradient: list[list[float]]
     metrics: dict[str, float]
     extrema: dict[str, float]
-
-
-# Numbers, real or complex
-
-
-def stop(z):
-    return complex(z).real
-
-
-def bounded(z, low, high):
-    if low is not None and stop(z) < low:
-        return low
-    if high is not None and stop(z) > high:
-        return high
-    return z
-
-
-def smaller(a, b):
-    return a if stop(a) <= stop(b) else b
-
-
-def larger(a, b):
-    return a if stop(a) >= stop(b) else b
-
-
-def minus(bound):
-    return None if bound is None else -bound
-
-
-def mean(numbers):
-    return float(statistics.mean(numbers)) if numbers else 0.0
-
-
-def variance(numbers, ddof):
-    if len(numbers) <= ddof:
-        return 0.0
-    return float(statistics.variance(numbers) if ddof else statistics.pvariance(numbers))
 
 
 # Advantages
@@ -109,14 +75,16 @@ BASELINES = {
     "greedy": greedy,
     "batch_mean": batch_mean,
     "length_weighted": length_weighted,
+    **wider.BASELINES,
 }
-OF_GROUP = ("group_mean", "leave_one_out", "length_weighted")
+OF_GROUP = ("group_mean", "leave_one_out", "length_weighted", *wider.GROUPED)
 
 
 def baseline(values, sample, samples):
     if values["baseline"] in OF_GROUP and len(siblings(sample, samples)) == 1:
         return sample.reward if values["singleton"] == "zero" else 0.0
-    return BASELINES[values["baseline"]](sample, samples)
+    rule = BASELINES[values["baseline"]]
+    return rule(values, sample, samples) if values["baseline"] in wider.BASELINES else rule(sample, samples)
 
 
 def no_scale(values, sample, samples):
@@ -135,7 +103,7 @@ def batch_std(values, sample, samples):
     return variance([s.reward - less * baseline(values, s, samples) for s in samples], values["scale.ddof"])
 
 
-SCALES = {"none": no_scale, "group_std": group_std, "batch_std": batch_std}
+SCALES = {"none": no_scale, "group_std": group_std, "batch_std": batch_std, **wider.SCALES}
 
 
 def over_root(values, number, var):
@@ -148,6 +116,10 @@ def over_root(values, number, var):
 
 
 def scaled(values, number, sample, samples):
+    if values["scale"] in wider.SCALES:
+        return wider.divided(values, number, sample, samples)
+    if values.get("scale.mean") == "subtract":
+        number -= mean([s.reward - baseline(values, s, samples) for s in samples])
     var = SCALES[values["scale"]](values, sample, samples)
     return number if var is None else over_root(values, number, var)
 
@@ -184,10 +156,12 @@ def total(row, weights):
     return sum(w * r for w, r in zip(weights, row, strict=True) if not math.isnan(r))
 
 
-def usable(x):
-    """Indices of the responses that enter statistics: valid, and with at least one reward."""
+def usable(values, x):
+    """Indices of the responses that enter statistics: valid, with at least one reward, and selected."""
     valid = x.get("valid") or [True] * len(x["rewards"])
-    return [i for i, row in enumerate(x["rewards"]) if valid[i] and not all(map(math.isnan, row))]
+    rows = [i for i, row in enumerate(x["rewards"]) if valid[i] and not all(map(math.isnan, row))]
+    samples = {i: sample_of(values, x, i, total(x["rewards"][i], x.get("reward_weights"))) for i in rows}
+    return wider.SELECTIONS[values["selection"]](values, samples)
 
 
 def sample_of(values, x, i, reward):
@@ -198,11 +172,12 @@ def sample_of(values, x, i, reward):
 
 def outcome(values, x):
     """One advantage a response."""
-    chosen = usable(x)
+    chosen = usable(values, x)
+    plain = {i: sample_of(values, x, i, total(x["rewards"][i], x.get("reward_weights"))) for i in chosen}
     samples = {}
     for i in chosen:
-        reward = total(x["rewards"][i], x.get("reward_weights")) - sum(penalties(values, x, i))
-        samples[i] = sample_of(values, x, i, reward)
+        reward = wider.TRANSFORMS[values["transform"]](values, plain[i], list(plain.values()))
+        samples[i] = sample_of(values, x, i, reward - sum(penalties(values, x, i)))
     everyone = list(samples.values())
     result = [0.0] * len(x["groups"])
     for i, s in samples.items():
@@ -229,7 +204,7 @@ def rewards_of_tokens(values, x, i):
 
 def reward_to_go(values, x):
     """One advantage a token: what is still to come, discounted once a token of the policy's own."""
-    chosen, mask = usable(x), x["mask"]
+    chosen, mask = usable(values, x), x["mask"]
     tokens, samples = {}, {}
     for i in chosen:
         penalty = penalties(values, x, i)
@@ -259,7 +234,7 @@ def reward_to_go(values, x):
 def process(values, x):
     """One advantage a token: the sum of the normalised rewards of the steps that end at it or later."""
     steps = {}
-    for i in usable(x):
+    for i in usable(values, x):
         for t, m in enumerate(x["mask"][i]):
             if m and x["step_ends"][i][t] and not math.isnan(x["token_rewards"][i][t]):
                 steps[i, t] = Sample(x["token_rewards"][i][t], x["groups"][i])
@@ -273,7 +248,50 @@ def process(values, x):
     return result
 
 
-CREDITS = {"outcome": outcome, "reward_to_go": reward_to_go, "process": process}
+def decoupled(values, x):
+    """Each column of rewards by itself, then the weighted sum less its mean over its deviation."""
+    chosen, weights = usable(values, x), x.get("reward_weights") or [1.0] * len(x["rewards"][0])
+    sums = dict.fromkeys(chosen, 0.0)
+    for k, weight in enumerate(weights):
+        given = {i: x["rewards"][i][k] for i in chosen if not math.isnan(x["rewards"][i][k])}
+        samples = {i: sample_of(values, x, i, reward) for i, reward in given.items()}
+        everyone = list(samples.values())
+        for i, s in samples.items():
+            sums[i] += weight * scaled(values, s.reward - baseline(values, s, everyone), s, everyone)
+    stage = {f"scale.{name}": values[f"credit.{name}"] for name in ("eps", "ddof", "eps_in", "over")}
+    lengths = {i: sample_of(values, x, i, 0.0).length if whitens(stage) else 1 for i in chosen}
+    rows = whitened(stage, [[sums[i]] for i in chosen], [[lengths[i]] for i in chosen])
+    result = [0.0] * len(x["groups"])
+    for i, (number,) in zip(chosen, rows, strict=True):
+        result[i] = number
+    return result
+
+
+def own_rule(values, x):
+    """A credit that has its own baseline and scale."""
+    chosen, width = usable(values, x), len(x["mask"][0])
+    plain = {i: sample_of(values, x, i, total(x["rewards"][i], x.get("reward_weights"))) for i in chosen}
+    rows = []
+    for i in chosen:
+        penalty = penalties(values, x, i)
+        given = {name: x[name][i] for name in ("entropy", "old_logp", "sum_pi_squared") if x.get(name)}
+        rows.append(
+            {
+                "index": i,
+                "group": x["groups"][i],
+                "reward": wider.TRANSFORMS[values["transform"]](values, plain[i], list(plain.values())),
+                "tokens": [t for t, m in enumerate(x["mask"][i]) if m],
+                "token_rewards": [r - p for r, p in zip(rewards_of_tokens(values, x, i), penalty, strict=True)],
+                **given,
+            }
+        )
+    found = wider.CREDITS[values["credit"]](values, rows, width)
+    nothing = [0.0] * width if values["credit"] in wider.PER_TOKEN else 0.0
+    return [found.get(i, nothing) for i in range(len(x["groups"]))]
+
+
+CREDITS = {"outcome": outcome, "reward_to_go": reward_to_go, "process": process, "decoupled": decoupled}
+CREDITS |= dict.fromkeys(wider.CREDITS, own_rule)
 
 
 def advantages(values, x):
@@ -340,38 +358,21 @@ def sequence_product(values, row):
     return [within(values, sum(d))] * len(d)
 
 
+def sequence_arithmetic(values, row):
+    kept = [within(values, d) for d in differences(values, row)]
+    return [cmath.log(sum(cmath.exp(d) for d in kept) / len(kept))] * len(kept)
+
+
 RATIOS = {
     "none": no_ratio,
     "token": token_ratio,
     "sequence": sequence_ratio,
     "sequence_token": sequence_token_ratio,
     "sequence_product": sequence_product,
+    "sequence_arithmetic": sequence_arithmetic,
 }
-PER_RESPONSE = ("sequence", "sequence_product")
+PER_RESPONSE = ("sequence", "sequence_product", "sequence_arithmetic")
 
-
-class Loss(NamedTuple):
-    """A token's loss and whether it was clipped from below, from above."""
-
-    loss: Any
-    low: bool | None = None
-    high: bool | None = None
-
-
-def reinforce(values, d, a, lp):
-    return Loss(-stop(cmath.exp(d)) * a * lp)
-
-
-def clip(values, d, a, lp):
-    ratio = cmath.exp(d)
-    low, high = 1 - values["surrogate.low"], 1 + values["surrogate.high"]
-    gain = smaller(ratio * a, bounded(ratio, low, high) * a)
-    if a < 0 and values["surrogate.dual"] is not None:
-        gain = larger(gain, values["surrogate.dual"] * a)
-    return Loss(-gain, a < 0 and ratio.real < low, a > 0 and ratio.real > high)
-
-
-SURROGATES = {"reinforce": reinforce, "clip": clip}
 
 ESTIMATORS = {
     "k1": lambda u: -u,
@@ -438,6 +439,18 @@ def off_policy_mask(fields, row):
     return [0.0 if a < 0 and drift > fields["threshold"] else 1.0 for a in row.advantage]
 
 
+def binary_divergence(log_p, log_q):
+    p, q = math.exp(log_p), math.exp(log_q)
+    rest_p, rest_q = max(1 - p, 1e-6), max(1 - q, 1e-6)
+    return p * (log_p - log_q) + rest_p * math.log(rest_p / rest_q)
+
+
+def kpop(fields, row):
+    pairs = [(stop(old), mu) for old, mu in zip(row.old, row.rollout, strict=True)]
+    apart = [max(binary_divergence(a, b), binary_divergence(b, a)) for a, b in pairs]
+    return [w if d <= fields["threshold"] else 0.0 for w, d in zip(token_weights(row), apart, strict=True)]
+
+
 def each(weights, rule):
     return lambda fields, row: [rule(fields, w) for w in weights(row)]
 
@@ -451,6 +464,7 @@ CORRECTIONS = {
     "geometric_truncate": each(geometric_weights, truncated),
     "geometric_mask": each(geometric_weights, gate),
     "off_policy_mask": off_policy_mask,
+    "kpop": kpop,
 }
 
 
@@ -473,7 +487,8 @@ def per_response(values, x):
         return len(x["correction"][0]) == 1
     by_token = isinstance(x["advantages"][0], list)
     return not any(
-        word.startswith("token") or (word == "off_policy_mask" and by_token) for word in values["correction"].split("+")
+        word.startswith(("token", "kpop")) or (word == "off_policy_mask" and by_token)
+        for word in values["correction"].split("+")
     )
 
 
@@ -557,47 +572,74 @@ class Token(NamedTuple):
     kept: bool
 
 
-def tokens_of(values, x, i, kept, logp=None):
+class Step(NamedTuple):
+    """What spans the batch: the cells that the token filter keeps, and the surrogate's statistics."""
+
+    kept: set
+    batch: Any = None
+
+
+def step_of(values, x, counts):
+    batch = None
+    if values["surrogate"] in STATISTICS:
+        cells = [cell for i in range(len(x["mask"])) for cell in cells_of(values, x, i)]
+        batch = STATISTICS[values["surrogate"]](values, cells, counts.get("thresholds") or {})
+    return Step(kept_cells(values, x, counts), batch)
+
+
+def cells_of(values, x, i):
+    """A response's tokens as the statistics of a batch read them."""
+    row, at = row_of(x, i), [t for t, m in enumerate(x["mask"][i]) if m]
+    if not at:
+        return []
+    draws = x["draws"][i] if x.get("draws") else [0.0] * len(x["mask"][i])
+    numbers = zip(at, RATIOS[values["ratio"]](values, row), row.advantage, row.logp, strict=True)
+    return [Cell((i, t), stop(d), a, stop(lp), draws[t]) for t, d, a, lp in numbers]
+
+
+def tokens_of(values, x, i, step, logp=None):
     row = row_of(x, i, logp)
     if not row.logp:
         return []
     weights, at = corrections(values, x, i, row), [t for t, m in enumerate(x["mask"][i]) if m]
     result = []
-    for n, d in enumerate(RATIOS[values["ratio"]](values, row)):
-        term = SURROGATES[values["surrogate"]](values, d, row.advantage[n], row.logp[n])
-        stays = (i, at[n]) in kept
+    ratios = RATIOS[values["ratio"]](values, row)
+    for n, d in enumerate(ratios):
+        here = Here(d, row.advantage[n], row.logp[n], row, ratios, n, (i, at[n]), step.batch, at)
+        term = SURROGATES[values["surrogate"]](values, here)
+        stays = (i, at[n]) in step.kept
         policy = weights[n] * term.loss if stays and weights[n] != 0 else 0.0
         kl = kl_term(values, d, row.logp[n], row.ref[n]) if in_loss(values) else 0.0
         result.append(Token(policy, kl, stop(cmath.exp(d)), term, weights[n], stays))
     return result
 
 
-def row_loss(values, x, i, kept, logp=None):
+def row_loss(values, x, i, step, logp=None):
     beta = values["kl.beta"] if in_loss(values) else 0.0
-    return sum((token.policy + beta * token.kl for token in tokens_of(values, x, i, kept, logp)), 0.0)
+    return sum((token.policy + beta * token.kl for token in tokens_of(values, x, i, step, logp)), 0.0)
 
 
-def row_gradient(values, x, i, kept):
+def row_gradient(values, x, i, step):
     """Derivative of a response's loss with respect to each of its log-probabilities, by complex steps."""
     at = [t for t, m in enumerate(x["mask"][i]) if m]
     gradient = [0.0] * len(x["mask"][i])
     for t in at:
         moved = [complex(x["logp"][i][u], STEP if u == t else 0.0) for u in at]
-        gradient[t] = complex(row_loss(values, x, i, kept, moved)).imag / STEP
+        gradient[t] = complex(row_loss(values, x, i, step, moved)).imag / STEP
     return gradient
 
 
 def loss_and_gradient(values, x, counts=None):
     """Loss of a batch, its gradient, metrics and extrema; `counts` of the step, or the batch is the step."""
     here = count(x, valid_cells(x))
-    kept = kept_cells(values, x, counts or here)
-    cells = kept if values.get("tokens.denominator") == "kept" else set(valid_cells(x))
+    step = step_of(values, x, counts or here)
+    cells = step.kept if values.get("tokens.denominator") == "kept" else set(valid_cells(x))
     weights = row_weights(values, x, counts or count(x, cells), cells)
     average = (counts or {}).get("grad_average", 1)
     rows = range(len(x["mask"]))
-    loss = average * sum(weights[i] * stop(row_loss(values, x, i, kept)) for i in rows)
-    gradient = [[average * weights[i] * g for g in row_gradient(values, x, i, kept)] for i in rows]
-    tokens = [tokens_of(values, x, i, kept) for i in rows]
+    loss = average * sum(weights[i] * stop(row_loss(values, x, i, step)) for i in rows)
+    gradient = [[average * weights[i] * g for g in row_gradient(values, x, i, step)] for i in rows]
+    tokens = [tokens_of(values, x, i, step) for i in rows]
     return Outcome(loss, gradient, metrics(values, x, tokens, weights, counts or here), extrema(values, x, tokens))
 
 
@@ -616,7 +658,7 @@ def metrics(values, x, tokens, weights, counts):
         "policy_loss": sum(w * sum(stop(k.policy) for k in row) for w, row in zip(weights, tokens, strict=True)),
         "ratio/mean": share(lambda i: [k.ratio for k in tokens[i]], one),
     }
-    if values["surrogate"] == "clip":
+    if values["surrogate"] in CLIPPING:
         found["clip/low"] = share(lambda i: [k.clip.low for k in tokens[i]], one)
         found["clip/high"] = share(lambda i: [k.clip.high for k in tokens[i]], one)
         found["clip/region"] = share(lambda i: [k.clip.low or k.clip.high for k in tokens[i]], one)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import grpo_variants as gv
+from grpo_variants.inputs import read_tokens
 
 ROWS, WIDTH, VOCABULARY = 7, 5, 4
 GROUPS = torch.tensor([0, 1, 0, 1, 1, 2, 2])  # no group lies on one rank only in the first split
@@ -34,6 +35,8 @@ def whole_batch(per_token: bool) -> tuple[gv.Tokens, torch.Tensor]:
         old_logp=old,
         ref_logp=old + noise[1],
         rollout_logp=old + noise[2],
+        entropy=torch.rand(ROWS, WIDTH, generator=random, dtype=torch.float64),
+        draws=torch.rand(ROWS, WIDTH, generator=random, dtype=torch.float64),
         groups=GROUPS,
     )
     return x, torch.randint(VOCABULARY, (ROWS, WIDTH), generator=random)
@@ -91,10 +94,23 @@ def step_counts(mask: torch.Tensor) -> gv.Counts:
     )
 
 
+def thresholds(variant: gv.Variant, x: gv.Tokens) -> dict[str, torch.Tensor]:
+    """Statistics that span the step, of every rank's tokens: a host gathers those."""
+    read = read_tokens(x)
+    found = {}
+    if variant.surrogate.whole_batch:
+        found |= variant.surrogate.thresholds(variant.ratio(read).detach(), read)
+    if variant.tokens.whole_batch:
+        found["entropy"] = torch.quantile(x.entropy[x.mask], 1 - variant.tokens.fraction)
+    return found
+
+
 def one_rank(spec: str, micro_batches: list[list[int]]) -> dict[str, torch.Tensor]:
     """This rank's part of the step, reduced over the ranks as a host reduces: gradients averaged, metrics added."""
     variant, x, drawn, parameter = prepared(spec)
     counts = step_counts(x.mask[rows_of(micro_batches)])
+    spanning = thresholds(variant, with_policy(x, drawn, parameter.detach()))
+    counts = replace(counts, thresholds=spanning) if spanning else counts
     if variant.aggregation.of_group:
         weights = gv.row_weights(variant, x.mask.sum(1).double(), counts, GROUPS)
         x = replace(x, row_weights=weights)

@@ -9,7 +9,6 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from grpo_variants.baseline import GroupMean, LeaveOneOut, LengthWeighted
 from grpo_variants.catalogue import registered
 from grpo_variants.correction import (
     Correction,
@@ -19,10 +18,11 @@ from grpo_variants.correction import (
     TokenMask,
     TokenTruncate,
 )
+from grpo_variants.credit import Decoupled, Outcome
 from grpo_variants.options import choice_name, configure, full_keys, read_options, resolved_values
 from grpo_variants.scale import GroupStd
 from grpo_variants.shaping import Mask
-from grpo_variants.surrogate import Clip
+from grpo_variants.surrogate import Cispo, Clip, Gmpo
 from grpo_variants.variant import Variant
 
 PREFIX = "gv_"
@@ -105,7 +105,12 @@ def _beta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
 
 
 def _epsilon(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
-    clip = _clip(variant, "epsilon", value)
+    if isinstance(variant.surrogate, Cispo):
+        raise FlagError(
+            f"epsilon={value!r} has no effect on gv_{variant.name}, whose weights have no lower bound in TRL. Set "
+            "epsilon_high, the largest weight itself, or surrogate.low."
+        )
+    clip = _clip(variant, "epsilon", value, (Clip, Gmpo))
     if given.get("epsilon_high") is not None:
         return configure(variant, {"surrogate.low": value})
     if clip.low != clip.high:
@@ -117,12 +122,14 @@ def _epsilon(variant: Variant, value: float, given: Mapping[str, Any]) -> Varian
 
 
 def _epsilon_high(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
-    _clip(variant, "epsilon_high", value)
+    if isinstance(variant.surrogate, Cispo):
+        return configure(variant, {"surrogate.cap": value, "surrogate.high": "none"})
+    _clip(variant, "epsilon_high", value, (Clip, Gmpo))
     return configure(variant, {"surrogate.high": value})
 
 
 def _delta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
-    clip = _clip(variant, "delta", value)
+    clip = _clip(variant, "delta", value, (Clip,))
     if value < 1 + clip.high:
         raise FlagError(
             f"delta={value!r} is below 1 + {clip.high:g}, where TRL's two-sided clip also binds for positive "
@@ -131,11 +138,13 @@ def _delta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
     return configure(variant, {"surrogate.dual": value})
 
 
-def _clip(variant: Variant, flag: str, value: Any) -> Clip:
-    if not isinstance(variant.surrogate, Clip):
+def _clip(variant: Variant, flag: str, value: Any, kinds: tuple[type, ...]) -> Any:
+    """The surrogate, which has TRL's clip bounds; raises FlagError for another kind."""
+    if not isinstance(variant.surrogate, kinds):
         raise FlagError(
             f"{flag}={value!r} has no effect: gv_{variant.name} has surrogate="
-            f"{choice_name('surrogate', variant.surrogate)}, which does not clip. Remove it, or choose surrogate=clip."
+            f"{choice_name('surrogate', variant.surrogate)}, which does not clip as TRL does. Remove it, set the "
+            "surrogate's own fields, or choose surrogate=clip."
         )
     return variant.surrogate
 
@@ -173,10 +182,15 @@ def _bias_correction_kl(variant: Variant, value: bool, given: Mapping[str, Any])
 
 
 def _multi_objective(variant: Variant, value: str, given: Mapping[str, Any]) -> Variant:
-    if value != "sum_then_normalize":
+    words = {"sum_then_normalize": "outcome", "normalize_then_sum": "decoupled"}
+    wanted = words[_word("multi_objective_aggregation", value, words)]
+    if isinstance(variant.credit, (Outcome, Decoupled)):
+        return _same_or(variant, "credit", wanted)
+    if wanted == "decoupled":
         raise FlagError(
-            f"multi_objective_aggregation={value!r} cannot be honoured: gv_{variant.name} adds the weighted rewards up "
-            "before it normalises. Use 'sum_then_normalize', or TRL's built-in loss types."
+            f"multi_objective_aggregation={value!r} cannot be honoured: gv_{variant.name} has credit="
+            f"{choice_name('credit', variant.credit)}, and normalising each reward function is credit=decoupled. "
+            "Remove it, or choose credit=outcome."
         )
     return variant
 
@@ -214,14 +228,18 @@ def _vllm_detail(variant: Variant, value: Any, given: Mapping[str, Any]) -> Vari
     return _vllm_correction(variant, True, given)
 
 
-def _unused(surrogate: str) -> Tune:
-    def refuse(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
+def _field_of(surrogate: str, field: str) -> Tune:
+    """A flag that is a field of one surrogate."""
+
+    def tune(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
+        if choice_name("surrogate", variant.surrogate) == surrogate:
+            return configure(variant, {f"surrogate.{field}": value})
         raise FlagError(
             f"no effect on gv_{variant.name}, whose surrogate is {choice_name('surrogate', variant.surrogate)}; the "
-            f"flag belongs to TRL's loss_type={surrogate!r}. Remove it, or use that loss type."
+            f"flag belongs to TRL's loss_type={surrogate!r}. Remove it, or use gv_{surrogate}."
         )
 
-    return refuse
+    return tune
 
 
 def _deprecated(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
@@ -258,16 +276,17 @@ FLAGS: Mapping[str, Tune] = {
     "vllm_importance_sampling_clip_min": _vllm_detail,
     "vllm_importance_sampling_cap": _deprecated,
     "off_policy_mask_threshold": _off_policy_mask,
-    "sapo_temperature_neg": _unused("sapo"),
-    "sapo_temperature_pos": _unused("sapo"),
-    "vespo_k_pos": _unused("vespo"),
-    "vespo_lambda_pos": _unused("vespo"),
-    "vespo_k_neg": _unused("vespo"),
-    "vespo_lambda_neg": _unused("vespo"),
+    "sapo_temperature_neg": _field_of("sapo", "tau_neg"),
+    "sapo_temperature_pos": _field_of("sapo", "tau_pos"),
+    "vespo_k_pos": _field_of("vespo", "k_pos"),
+    "vespo_lambda_pos": _field_of("vespo", "lambda_pos"),
+    "vespo_k_neg": _field_of("vespo", "k_neg"),
+    "vespo_lambda_neg": _field_of("vespo", "lambda_neg"),
 }
 
 # What a flag speaks about even where it leaves the value as it was: shown as its origin on the card.
 FLAG_KEYS: Mapping[str, tuple[str, ...]] = {
+    "multi_objective_aggregation": ("credit",),
     "importance_sampling_level": ("ratio",),
     "scale_rewards": ("scale",),
     "beta": ("kl", "kl.beta"),
@@ -277,6 +296,12 @@ FLAG_KEYS: Mapping[str, tuple[str, ...]] = {
     "delta": ("surrogate.dual",),
     "mask_truncated_completions": ("overlong",),
     "top_entropy_quantile": ("tokens",),
+    "sapo_temperature_neg": ("surrogate.tau_neg",),
+    "sapo_temperature_pos": ("surrogate.tau_pos",),
+    "vespo_k_pos": ("surrogate.k_pos",),
+    "vespo_lambda_pos": ("surrogate.lambda_pos",),
+    "vespo_k_neg": ("surrogate.k_neg",),
+    "vespo_lambda_neg": ("surrogate.lambda_neg",),
 }
 
 TRL_DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in fields(GRPOConfig) if f.name in FLAGS}
@@ -301,4 +326,6 @@ def native_values(variant: Variant) -> dict[str, Any]:
 
 def needs_group(variant: Variant) -> bool:
     """Whether an advantage is a comparison within a prompt's group, so that one response a prompt teaches nothing."""
-    return isinstance(variant.baseline, (GroupMean, LeaveOneOut, LengthWeighted)) or isinstance(variant.scale, GroupStd)
+    parts = (variant.selection, variant.transform, variant.baseline, variant.scale, variant.credit)
+    compares = any(getattr(part, "of_group", False) for part in parts)
+    return compares or getattr(variant.credit, "own_rule", False)

@@ -12,6 +12,7 @@ from grpo_variants.baseline import Greedy
 from grpo_variants.credit import Process
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
+from grpo_variants.token_credit import OptimalToken
 from grpo_variants.variant import Variant
 from grpo_variants_trl.flags import Choice
 from grpo_variants_trl.windows import needs_whole_window, spans_generations
@@ -41,6 +42,11 @@ def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> lis
     reasons = []
     if isinstance(variant.credit, Process):
         reasons.append("credit=process needs step rewards, but a reward function gives one number a response.")
+    if isinstance(variant.credit, OptimalToken):
+        reasons.append(
+            "credit=optimal_token needs the sum of squared probabilities at each token, which TRL does not compute. In "
+            "verl it is the estimator optimal_token_baseline."
+        )
     if variant.needs_rollout_logp and not args.use_vllm and given.get("rollout_func") is None:
         reasons.append(
             "its correction or anchor reads the rollout engine's log-probabilities, which transformers' generation "

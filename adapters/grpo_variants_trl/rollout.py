@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from trl.data_utils import is_conversational
 
 from grpo_variants import Rollouts, Variant, advantages, keep_groups, soft_overlong_penalty
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
+from grpo_variants.token_credit import EntropyResponses, EntropyTokens
 from grpo_variants_trl.windows import GROUP, KEEP, loss_mask
 
+READS_ENTROPY = (EntropyTokens, EntropyResponses)
 _GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
 
 
@@ -52,8 +56,35 @@ def _is_truncated(trainer: Any, out: dict[str, Any]) -> Tensor:
     return ~torch.isin(last, stops) | (length == 0)
 
 
-def variant_advantages(trainer: Any, variant: Variant, out: dict[str, Any], seen: Gathered, greedy: Any) -> Tensor:
-    """Advantages of every rank's responses under the variant: [N], or [N, T]."""
+def prompt_keys(inputs: list[dict[str, Any]]) -> list[str]:
+    """The prompt of every rank's responses as text, the same in every step: what a memory goes by."""
+    return gather_object([_prompt_text(row["prompt"]) for row in inputs])
+
+
+def _prompt_text(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        return json.dumps(prompt, sort_keys=True, ensure_ascii=False)
+    except TypeError as error:
+        raise ValueError(
+            f"a rule that remembers prompts needs them as text, and this one holds something else ({error}); choose a "
+            "variant without memory for prompts with images."
+        ) from None
+
+
+def variant_advantages(
+    trainer: Any,
+    variant: Variant,
+    out: dict[str, Any],
+    seen: Gathered,
+    greedy: Any,
+    **memory: Any,
+) -> Tensor:
+    """Advantages of every rank's responses under the variant: [N], or [N, T].
+
+    memory: `state` and, as `keys`, the prompts that it goes by, for a variant that remembers.
+    """
     rewards, weights = seen.rewards, trainer.reward_weights.to(seen.rewards.device)
     valid = ~rewards.isnan().all(1)
     if variant.overlong.statistics == "drop":
@@ -69,24 +100,29 @@ def variant_advantages(trainer: Any, variant: Variant, out: dict[str, Any], seen
         rewards = torch.cat([rewards, penalty.unsqueeze(1).to(rewards.dtype)], dim=1)
         weights = torch.cat([weights, weights.new_ones(1)])
     token_inputs = {}
-    if variant.per_token or variant.kl_in_reward:
+    reads_entropy = isinstance(variant.credit, READS_ENTROPY)
+    if variant.per_token or variant.kl_in_reward or reads_entropy:
         token_inputs["mask"] = seen.tokens(seen.mask.int()).bool()
     if variant.kl_in_reward:
         token_inputs |= {
             "old_logp": seen.tokens(out["old_per_token_logps"]),
             "ref_logp": seen.tokens(out["ref_per_token_logps"]),
         }
+    if reads_entropy:
+        token_inputs["entropy"] = seen.tokens(out["entropy"])
+    keys = memory.pop("keys", None)
     return advantages(
         variant,
         Rollouts(
             rewards=rewards,
-            groups=seen.groups,
+            groups=seen.groups if keys is None else keys,
             lengths=seen.loss_lengths,
             valid=valid,
             reward_weights=weights,
             greedy_rewards=greedy_rewards,
             **token_inputs,
         ),
+        **memory,
     )
 
 

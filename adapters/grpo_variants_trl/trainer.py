@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from grpo_variants import Loss, Tokens, Variant, policy_loss
+from grpo_variants import Loss, Memory, Tokens, Variant, policy_loss
 from grpo_variants.baseline import Greedy
 from grpo_variants.card import differences, read_card
 from grpo_variants.filters import TopEntropy
@@ -21,10 +22,12 @@ from grpo_variants_trl.entropy import EntropyBonus
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.refusals import check_host
 from grpo_variants_trl.rollout import (
+    READS_ENTROPY,
     Gathered,
     filter_groups,
     greedy_rewards,
     mark_groups,
+    prompt_keys,
     recorded_rewards,
     variant_advantages,
 )
@@ -68,6 +71,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         given = _SIGNATURE.bind_partial(self, *args, **kwargs).arguments
         config = given.get("args")
         self._choice = None if config is None else choice_of(config)
+        self.memory: Memory | None = None
         if self._choice is None:
             super().__init__(*args, **kwargs)
             return
@@ -77,6 +81,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._window: Window | None = None
         self._measured = WindowMetrics(self)
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
+        self.memory = Memory() if self.variant.remembers else None
         self.variant_card = make_card(self._choice, self.args)
         self.add_callback(CardWriter(self.variant_card))
 
@@ -103,13 +108,28 @@ class VariantGRPOTrainer(GRPOTrainer):
         greedy = greedy_rewards(self, inputs, group_size) if isinstance(self.variant.baseline, Greedy) else None
         if self.variant.kl_in_reward:
             self._add_old_logps(out)
+        if isinstance(self.variant.credit, READS_ENTROPY):
+            self._add_entropy(out)
         seen = Gathered(self, out, rewards[-1], group_size)
-        value = variant_advantages(self, self.variant, out, seen, greedy)
+        value = variant_advantages(self, self.variant, out, seen, greedy, **self._remembered(inputs, training))
+        out.pop("entropy", None)
         out["advantages"] = seen.own(value)
         mark_groups(out, seen)
         kept = filter_groups(self, self.variant, out, seen)
         self._measured.rollout(seen, value, kept, greedy)
         return out
+
+    def _remembered(self, inputs: list[dict[str, Any]], training: bool) -> dict[str, Any]:
+        """The memory and the prompts it goes by, for a variant that remembers; evaluation leaves no trace in it."""
+        if self.memory is None:
+            return {}
+        return {"state": self.memory if training else copy.deepcopy(self.memory), "keys": prompt_keys(inputs)}
+
+    def _add_entropy(self, out: dict[str, Any]) -> None:
+        """Entropies of the policy that sampled, which TRL computes in the loss only."""
+        size = self.args.per_device_train_batch_size if self.model.training else self.args.per_device_eval_batch_size
+        with torch.no_grad():
+            _, out["entropy"], _ = self._score_tokens(self.model, out, batch_size=size, compute_entropy=True)
 
     def _add_old_logps(self, out: dict[str, Any]) -> None:
         """A penalty in the reward needs the sampling policy's log-probabilities, which TRL skips on policy."""
@@ -219,7 +239,8 @@ class VariantGRPOTrainer(GRPOTrainer):
         super()._save_checkpoint(model, trial)
         if self.variant is not None and self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            (folder / STATE_FILE).write_text(json.dumps({"step": self._step}) + "\n")
+            kept = {"step": self._step} | ({} if self.memory is None else {"memory": self.memory.state_dict()})
+            (folder / STATE_FILE).write_text(json.dumps(kept) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -229,7 +250,10 @@ class VariantGRPOTrainer(GRPOTrainer):
         path = Path(checkpoint) / STATE_FILE
         if path.exists():
             # TRL starts its micro-batch counter anew, out of step with the sampler that it fast-forwards.
-            self._step = json.loads(path.read_text())["step"]
+            kept = json.loads(path.read_text())
+            self._step = kept["step"]
+            if self.memory is not None:
+                self.memory.load_state_dict(kept.get("memory", {}))
 
     def _report_other_card(self, checkpoint: str) -> None:
         before = read_card(checkpoint)

@@ -12,7 +12,10 @@ ESTIMATORS: Mapping[str, str] = {
     "reinforce_plus_plus": "reinforce_pp,conventions=verl",
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline,conventions=verl",
     "remax": "remax,conventions=verl",
-    "opo": "rloo,conventions=verl,baseline=length_weighted",
+    "opo": "opo,conventions=verl",
+    "grpo_passk": "passk,scale=group_std,conventions=verl",
+    "gdpo": "gdpo,conventions=verl",
+    "optimal_token_baseline": "otb,conventions=verl",
 }
 LOSSES: Mapping[str, str] = {
     "vanilla": "grpo,conventions=verl",

@@ -19,12 +19,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("list")(list_variants)
+_ANY_AXIS = {"allow_extra_args": True, "ignore_unknown_options": True}
+_PASS_ON = {**_ANY_AXIS, "help_option_names": []}
+
+app.command("list", context_settings=_ANY_AXIS)(list_variants)
 app.command("show")(show)
 app.command("translate")(translate)
 app.command("doctor")(doctor)
-
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 @app.command("trl", context_settings=_PASS_ON)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -10,25 +12,55 @@ from rich.table import Table
 
 from grpo_variants.card import value_origins
 from grpo_variants.catalogue import names, registered
+from grpo_variants.checks import check_choice, did_you_mean
 from grpo_variants.options import full_keys, get, read_options, resolved_values
+from grpo_variants.variant import AXES, Variant
+
+COMPARED_WITH = ("grpo", "dapo")
 
 
-def list_variants() -> None:
-    """List every variant."""
+def list_variants(context: typer.Context) -> None:
+    """List the variants; `--AXIS CHOICE` keeps those with this choice, for example `--ratio sequence --kl none`."""
+    wanted = _filters(context.args)
+    found = [v for v in map(registered, names()) if all(_has(v, axis, choice) for axis, choice in wanted.items())]
+    console = Console(highlight=False)
+    if not found:
+        asked = ", ".join(f"{axis}={choice}" for axis, choice in wanted.items())
+        console.print(f"no variant has {asked}; any other takes it as an option: grpo-variants show grpo,...")
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("variant", no_wrap=True)
     table.add_column("what it is")
-    for name in names():
-        table.add_row(name, registered(name).summary)
-    console = Console(highlight=False)
+    for variant in found:
+        table.add_row(variant.name, variant.summary)
     console.print(table)
     console.print("\nMore about one: grpo-variants show NAME")
+
+
+def _filters(words: list[str]) -> dict[str, str]:
+    """Axis -> choice from `--axis choice` or `--axis=choice`; raises ValueError for what is no axis or choice."""
+    pieces = [piece for word in words for piece in word.split("=", 1)]
+    if len(pieces) % 2 or any(not piece.startswith("--") for piece in pieces[::2]):
+        raise ValueError(f"{' '.join(words)!r} is not --AXIS CHOICE, as in --ratio sequence; axes: {', '.join(AXES)}.")
+    wanted = {}
+    for flag, choice in zip(pieces[::2], pieces[1::2], strict=True):
+        axis = flag.removeprefix("--")
+        if axis not in AXES:
+            raise ValueError(f"{flag} is no axis; axes: {', '.join(AXES)}.{did_you_mean(axis, AXES)}")
+        check_choice(flag, choice, AXES[axis].choices)
+        wanted[axis] = choice
+    return wanted
+
+
+def _has(variant: Variant, axis: str, choice: str) -> bool:
+    """Whether a variant has a choice on an axis, alone or joined with others."""
+    return choice in resolved_values(variant)[axis].split("+")
 
 
 def show(
     spec: Annotated[str, typer.Argument(help="A variant, or a spec string such as 'dapo,kl=k3,kl.beta=0.01'.")],
 ) -> None:
-    """Show a variant: formula, every value and where it comes from, references, and what the hosts have."""
+    """Show a variant: formula, values and where they come from, what differs from grpo and dapo, references, hosts."""
     variant = get(spec.removeprefix("gv_"))
     values = resolved_values(variant)
     given = dict.fromkeys(full_keys(variant, read_options(spec.partition(",")[2])), "spec string")
@@ -43,7 +75,17 @@ def show(
         table.add_row(key, "none" if value is None else str(value), origins[key])
     console.print(table)
     console.print()
+    for line in _about(variant):
+        console.print(line, soft_wrap=True)
+
+
+def _about(variant: Variant) -> Iterator[str]:
+    for name in COMPARED_WITH:
+        if name != variant.name:
+            yield f"as {name}: {replace(variant, name=name)}"
+    if variant.note:
+        yield f"where the sources differ: {variant.note}"
     for reference in variant.references:
-        console.print(f"source: {reference}", soft_wrap=True)
+        yield f"source: {reference}"
     for host, verdict in variant.hosts:
-        console.print(f"{host}: {verdict}", soft_wrap=True)
+        yield f"{host}: {verdict}"

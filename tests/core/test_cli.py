@@ -41,6 +41,59 @@ def test_list_names_every_variant_with_what_it_is(run):
     assert {name: text.strip() for name, text in rows.items()} == {name: gv.get(name).summary for name in gv.names()}
 
 
+def listed(out):
+    return [line.split()[0] for line in out.splitlines() if line.split()[:1] and line.split()[0] in gv.names()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "axes"),
+    [
+        (["--ratio", "sequence"], {"ratio": "sequence"}),
+        (["--ratio=sequence_token"], {"ratio": "sequence_token"}),
+        (["--baseline", "group_mean", "--scale", "group_std"], {"baseline": "group_mean", "scale": "group_std"}),
+        (["--correction", "token_truncate"], {"correction": "token_truncate"}),
+    ],
+)
+def test_list_keeps_the_variants_that_have_a_choice(run, arguments, axes):
+    status, out, _ = run("list", *arguments, columns=200)
+    values = {name: resolved_values(gv.get(name)) for name in gv.names()}
+    wanted = [n for n, v in values.items() if all(choice in v[axis].split("+") for axis, choice in axes.items())]
+    assert (status, listed(out)) == (0, wanted)
+    assert 0 < len(wanted) < len(values)
+
+
+def test_list_says_when_nothing_has_a_choice(run):
+    status, out, _ = run("list", "--transform", "pass_at_k", "--ratio", "sequence")
+    assert (status, listed(out)) == (0, [])
+    assert out.startswith("no variant has transform=pass_at_k, ratio=sequence; any other takes it as an option")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--ration", "sequence"], "error: --ration is no axis; axes: selection, transform, baseline"),
+        (["--ratio", "sequences"], "error: --ratio='sequences' is unknown; allowed: none, token, sequence"),
+        (["--ratio"], "error: '--ratio' is not --AXIS CHOICE, as in --ratio sequence"),
+        (["sequence", "ratio"], "error: 'sequence ratio' is not --AXIS CHOICE"),
+    ],
+)
+def test_a_filter_that_is_none_ends_with_a_message(run, arguments, text):
+    status, _, err = run("list", *arguments)
+    assert status == 2
+    assert err.startswith(text)
+
+
+def test_show_says_what_differs_from_grpo_and_dapo_and_where_sources_differ(run):
+    _, out, _ = run("show", "qae", columns=200)
+    as_dapo = next(line for line in out.splitlines() if line.startswith("as dapo: "))
+    assert as_dapo == "as dapo: dapo,baseline=group_quantile,overlong=keep"
+    for name in ("grpo", "dapo"):
+        spec = next(line for line in out.splitlines() if line.startswith(f"as {name}: ")).partition(": ")[2]
+        assert resolved_values(gv.get(spec)) == resolved_values(gv.get("qae"))
+    assert f"where the sources differ: {gv.get('qae').note}" in out
+    assert "as grpo: " not in run("show", "grpo", columns=200)[1]
+
+
 def test_show_gives_formula_values_origins_references_and_host_verdicts(run):
     status, out, err = run("show", "dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01", columns=200)
     variant = gv.get("dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01")

@@ -6,6 +6,7 @@ axes, so a new one fails here until it has two values that tell it apart.
 
 from dataclasses import MISSING
 
+import cases_objectives
 import pytest
 import torch
 from cases import LENGTH, keys_of, random_case, text
@@ -15,9 +16,12 @@ from grpo_variants.variant import AXES
 
 # What an axis is tried on: a variant in which it has something to act on.
 BASE = {
+    "selection": "grpo",
+    "transform": "reinforce",
     "baseline": "grpo",
-    "scale": "grpo,baseline=group_mean",
-    "credit": "dapo",
+    # A baseline after which the rewards of a batch do not add up to 0.
+    "scale": "grpo,baseline=length_weighted",
+    "credit": "dapo,baseline=none,scale=none",
     "singleton": "grpo",
     # Some tokens are dropped: else GSPO and GSPO-token have the same gradient, for one advantage a response.
     "ratio": "grpo,surrogate.low=0.3,surrogate.high=0.3,tokens=top_entropy,tokens.fraction=0.7",
@@ -28,8 +32,12 @@ BASE = {
     "tokens": "dapo",
     "conventions": "grpo",
 }
+# What a choice is tried on that means nothing on its axis's base.
+BASE_OF_CHOICE, PAIRS_OF_CHOICE = dict(cases_objectives.BASE_OF_CHOICE), cases_objectives.PAIRS_OF_CHOICE
+BASE_OF_CHOICE |= {"kalman_std": "grpo,baseline=kalman", "smoothed_std": "grpo,baseline=group_mean"}
 # Values for fields that have no default, and for those without which another field cannot act.
 NEEDED = {
+    "selection": {"selection.keep": 2},
     "kl": {"kl.beta": 0.5},
     "k2": {"kl.value_bound": 0.02},  # the gradient of k2 is its own, but where the value is clamped
     "token_mask": {"correction.low": 0.8, "correction.high": 1.2},
@@ -38,9 +46,36 @@ NEEDED = {
     "off_policy_mask": {"correction.threshold": 0.05},
     "batch_std": {"scale.of": "centred"},
     "top_entropy": {"tokens.fraction": 0.5},
+    **cases_objectives.NEEDED,
 }
 # Two values of each field that must differ in something.
 PAIRS = {
+    "baseline.forgetting": (0.5, 0.875),
+    "baseline.prior": (0.5, 2.0),
+    "baseline.process": (1e-5, 0.5),
+    "baseline.measurement": (1e-2, 1.0),
+    "baseline.mean": (0.0, 0.5),
+    "baseline.variance": (0.1, 1.0),
+    "scale.process": (1e-5, 0.5),
+    "scale.measurement": (1e-2, 1.0),
+    "scale.variance": (0.1, 1.0),
+    "credit.eps": (1e-8, 0.3),
+    "credit.ddof": (0, 1),
+    "credit.over": ("responses", "tokens"),
+    "credit.eps_in": ("std", "var"),
+    "credit.base": (0.5, 1.0),
+    "credit.bonus": (0.1, 1.0),
+    "credit.above": (0.0, 0.3),
+    "credit.tail": ("zero", "own"),
+    "selection.keep": (1, 3),
+    "transform.right": (0.1, 1.0),
+    "transform.wrong": (-1.0, -0.5),
+    "transform.above": (0.0, 2.0),
+    "transform.k": (2, 3),
+    "baseline.level": (0.2, 0.6),
+    "baseline.interpolation": ("inverse", "linear"),
+    "scale.cap": (0.5, 1e6),
+    "scale.mean": ("keep", "subtract"),
     "scale.eps": (1e-6, 0.3),
     "scale.ddof": (0, 1),
     "scale.of": ("raw", "centred"),
@@ -68,9 +103,10 @@ PAIRS = {
     "aggregation.length": (None, 12.0),
     "tokens.fraction": (0.2, 0.5),
     "tokens.denominator": ("all", "kept"),
+    **cases_objectives.PAIRS,
 }
 # Settings without which two values of a field would be the same: eps is seen where it is not small.
-WITH = {"scale.eps_in": {"scale.eps": 0.3}}
+WITH = {"credit.eps_in": {"credit.eps": 0.3}, "scale.eps_in": {"scale.eps": 0.3}, **cases_objectives.WITH}
 # An axis that only the host reads, which samples: its adapters' tests show what their fields do.
 SAMPLING = {axis for axis, table in AXES.items() if table.ends == ("rollout",)}
 
@@ -87,13 +123,16 @@ def spec_of(axis, choice, **changed):
     settings = NEEDED.get(axis, {}) | NEEDED.get(choice, {})
     known = {key for key, _ in keys_of(axis, choice)}
     settings = {key: value for key, value in settings.items() if key in known} | changed
-    return ",".join([BASE[axis], f"{axis}={choice}", *(f"{key}={text(value)}" for key, value in settings.items())])
+    fields = (f"{key}={text(value)}" for key, value in settings.items())
+    return ",".join([BASE_OF_CHOICE.get(choice, BASE[axis]), f"{axis}={choice}", *fields])
 
 
 def observed(spec):
     """What a variant computes on one step, by name."""
     variant, case = gv.get(spec), random_case(3, rows=24)
-    advantages = gv.advantages(variant, case.rollouts())
+    # The second step of a rule that remembers the first.
+    memory = {"state": gv.Memory()} if variant.remembers else {}
+    advantages = [gv.advantages(variant, step.rollouts(), **memory) for step in (random_case(4, rows=24), case)][-1]
     x = case.tokens(advantages=advantages)
     mask = torch.as_tensor(case.mask)
     counts = gv.Counts.of(mask, case.groups, length=LENGTH) if "constant" in spec else None
@@ -114,7 +153,8 @@ def differences(first, second):
     ("axis", "choice", "key"), [(axis, choice, key) for axis, choice, key, _ in fields_that_compute()]
 )
 def test_a_field_has_an_effect(axis, choice, key):
-    first, second = ({key: value} | WITH.get(key, {}) for value in PAIRS[key])
+    others = WITH.get(key, {}) | WITH.get(f"{choice} {key}", {})
+    first, second = ({key: value} | others for value in PAIRS_OF_CHOICE.get(f"{choice} {key}", PAIRS[key]))
     changed = differences(spec_of(axis, choice, **first), spec_of(axis, choice, **second))
     acts_on_advantages = "advantage" in AXES[axis].ends and axis != "kl"
     assert ("advantages" in changed) == (acts_on_advantages or key == "kl.placement")
@@ -139,7 +179,7 @@ def test_the_choices_of_an_axis_are_all_different(axis):
             assert "gradient" in differences(spec_of(axis, first), spec_of(axis, second)), (first, second)
 
 
-@pytest.mark.parametrize("ratio", ["token", "sequence", "sequence_token", "sequence_product"])
+@pytest.mark.parametrize("ratio", [choice for choice in AXES["ratio"].choices if choice != "none"])
 def test_a_ratio_is_different_from_none(ratio):
     assert differences(f"rloo,ratio={ratio}", "rloo,ratio=none") == {"loss", "gradient"}
 

@@ -89,10 +89,12 @@ def test_advantages_refuse_inputs_that_they_do_not_have():
 @pytest.mark.parametrize("name", gv.names())
 def test_one_object_and_keywords_are_the_same(name):
     """By keyword, as one object, by spec string or by variant."""
-    rollouts = random_case(0).rollouts()
+    variant, rollouts = gv.get(name), random_case(0).rollouts()
     given = {field: value for field, value in vars(rollouts).items() if value is not None}
-    expected = gv.advantages(gv.get(name), rollouts)
-    assert_close(gv.advantages(name, given.pop("rewards"), given.pop("groups"), **given), expected, rtol=0, atol=0)
+    once, again = ({"state": gv.Memory()} if variant.remembers else {} for _ in range(2))
+    expected = gv.advantages(variant, rollouts, **once)
+    found = gv.advantages(name, given.pop("rewards"), given.pop("groups"), **given, **again)
+    assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("as_given", [list, tuple, np.array, torch.tensor])

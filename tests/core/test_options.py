@@ -201,6 +201,8 @@ def test_conventions_set_exactly_these_fields(name, conventions):
 @pytest.mark.parametrize("name", gv.names())
 def test_conventions_never_set_a_hyper_parameter(name, conventions):
     numeric = {"scale.eps", "scale.ddof", "scale.eps_in", "singleton", "ratio.bound_low", "ratio.bound_high"}
+    # verl's second stage of GDPO is over tokens: which of the two a host takes is no setting of it
+    numeric |= {"credit.eps", "credit.ddof", "credit.eps_in", "credit.over"}
     numeric |= {"surrogate.dual", "kl.bound", "kl.value_bound", "kl.weighted", "conventions"}
     before, after = values(name), values(f"{name},conventions={conventions}")
     assert {key for key in after if before[key] != after[key]} <= numeric
@@ -222,7 +224,7 @@ REFUSALS = {
     "grpoo": ["unknown variant 'grpoo'; known: reinforce, rloo, grpo", "Did you mean 'grpo'?"],
     "": ["unknown variant ''; known: "],
     # Axes and choices
-    "grpo,surogate=clip": ["grpo: unknown axis 'surogate'; axes: baseline, scale", "Did you mean 'surrogate'?"],
+    "grpo,surogate=clip": ["grpo: unknown axis 'surogate'; axes: selection, transform,", "Did you mean 'surrogate'?"],
     "grpo,surogate.high=1": ["grpo: unknown axis 'surogate'"],
     "grpo,surrogate=clop": ["grpo: surrogate='clop' is unknown; choices of surrogate: ", "Did you mean 'clip'?"],
     "grpo,kl=k1+k2": ["grpo: kl='k1+k2' is unknown; choices of kl: none, k1, k2, k3, abs."],
@@ -303,7 +305,18 @@ def test_refusals_say_what_was_given_and_what_is_allowed(spec):
 
 
 FENCED = {
+    "dapo,baseline=tracked,credit=reward_to_go": "a rule that remembers the rewards of earlier steps reads one reward",
+    "rloo,scale=smoothed_std": "scale=smoothed_std subtracts the means of the step and of all steps itself",
+    "grpo,scale=kalman_std": "scale=kalman_std is the deviation of a filter that is the baseline",
+    "otb,baseline=group_mean": "this credit has a baseline and a scale of its own",
+    "gtpo_entropy,kl=k1,kl.beta=0.1,kl.placement=reward": "this credit tells right from wrong by the reward",
+    "gdpo,kl=k1,kl.beta=0.1,kl.placement=reward": "a KL penalty belongs to none of them",
+    "gdpo,baseline=greedy": "greedy rewards are known as a total",
+    "grpo_process,transform=verdict": "a transform is of a response's reward as a whole",
     "grpo,ratio=none": "this surrogate clips an importance ratio, so ratio=none leaves it without effect",
+    "grpo,surrogate=vespo": "this surrogate is not defined on this ratio: vespo and topr weigh a response by",
+    "gspo,surrogate=gmpo": "set ratio=sequence_product or ratio=token",
+    "grpo,surrogate=gmpo,credit=reward_to_go": "this surrogate takes one advantage a response",
     "gspo,credit=reward_to_go": "this ratio has one value a response but this credit gives one advantage a token",
     "grpo_process,ratio=sequence_product": "choose ratio=sequence_token (GSPO-token), ratio=token, or credit=outcome",
     "grpo_process,baseline=leave_one_out": "leave_one_out, greedy and length_weighted are not defined",
@@ -398,12 +411,12 @@ def test_properties_of_a_variant():
         False,
     ]
     assert [gv.get(n).kl_in_reward for n in ("grpo", "reinforce_pp", "reinforce_pp,kl.beta=0")] == [False, True, False]
-    assert [n for n in gv.names() if gv.get(n).per_token] == ["grpo_process", "reinforce_pp"]
+    assert [n for n in gv.names() if gv.get(n).per_token] == ["grpo_process", "reinforce_pp", "gtpo_entropy", "otb"]
     off_policy = "grpo,correction=off_policy_mask,correction.threshold=1"
     needs = ["grpo,correction=token_truncate", "grpo,ratio.anchor=rollout", off_policy, "grpo", "rloo"]
     assert [gv.get(n).needs_rollout_logp for n in needs] == [True, True, False, False, False]
 
 
 def test_every_axis_is_a_field_of_a_variant():
-    described = {"name", "summary", "formula", "references", "hosts"}
+    described = {"name", "summary", "formula", "note", "references", "hosts"}
     assert {f.name for f in fields(gv.Variant)} - described == set(AXES)

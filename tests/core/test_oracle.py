@@ -9,12 +9,10 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from against_oracle import check_advantages, check_loss
 from cases import (
-    LENGTH,
     SPECS,
-    counts_for,
     keys_of,
-    loss_and_gradient,
     random_case,
     random_cases,
     random_variants,
@@ -27,35 +25,6 @@ import grpo_variants as gv
 from grpo_variants.credit import Process
 from grpo_variants.options import resolved_values
 from grpo_variants.variant import AXES
-
-TOLERANCE = {torch.float64: {"rtol": 1e-9, "atol": 1e-9}, torch.float32: {"rtol": 2e-5, "atol": 2e-5}}
-
-
-def plain_counts(variant, case):
-    """The oracle's counts where the package is given any."""
-    if counts_for(variant, case) is None:
-        return None
-    x = case.plain()
-    return oracle.count(x, oracle.valid_cells(x)) | {"length": LENGTH}
-
-
-def check_advantages(variant, case, dtype=torch.float64):
-    """Compare advantages; returns the case with the oracle's in it."""
-    expected = np.array(oracle.advantages(resolved_values(variant), case.plain(dtype)))
-    found = gv.advantages(variant, case.rollouts(dtype))
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=dtype), **TOLERANCE[dtype])
-    return replace(case, advantages=expected)
-
-
-def check_loss(variant, case, dtype=torch.float64):
-    """Compare loss, gradient, metrics and extrema."""
-    expected = oracle.loss_and_gradient(resolved_values(variant), case.plain(dtype), plain_counts(variant, case))
-    loss, gradient, out = loss_and_gradient(variant, case, dtype)
-    torch.testing.assert_close(loss, torch.tensor(expected.loss, dtype=dtype), **TOLERANCE[dtype])
-    torch.testing.assert_close(gradient, torch.tensor(expected.gradient, dtype=dtype), **TOLERANCE[dtype])
-    close = pytest.approx(expected.metrics | expected.extrema, rel=1e-5, abs=1e-5)
-    assert {name: value.item() for name, value in (out.metrics | out.extrema).items()} == close
 
 
 @pytest.mark.parametrize("spec", [*gv.names(), *SPECS])
@@ -155,6 +124,8 @@ def test_the_specs_cover_every_choice_and_every_field_of_the_two_ends_that_compu
 
 def test_the_oracle_knows_every_choice():
     tables = {
+        "selection": oracle.wider.SELECTIONS,
+        "transform": oracle.wider.TRANSFORMS,
         "baseline": oracle.BASELINES,
         "scale": oracle.SCALES,
         "credit": oracle.CREDITS,

@@ -146,9 +146,12 @@ def test_trl_reads_what_it_needs_for_the_variant(loss_type, expected):
     assert {name: getattr(made, name) for name in expected} == expected
 
 
+ALONE = {"remax", "reinforce", "reinforce_pp", "w_reinforce", "psr", "nsr", "krpo", "spo", "topr"}
+
+
 @pytest.mark.parametrize("name", gv.names())
 def test_one_response_a_prompt_is_for_variants_that_need_no_group(name):
-    if name in ("remax", "reinforce", "reinforce_pp"):
+    if name in ("remax", "reinforce", "reinforce_pp", "topr", "w_reinforce", "psr", "nsr", "krpo", "spo"):
         assert config(f"gv_{name}", num_generations=1).num_generations == 1
         return
     with pytest.raises(ValueError, match="at least 2 generations per prompt"):
@@ -170,9 +173,9 @@ UNKNOWN = {
     "gv_nope": "unknown variant 'nope'; known: reinforce, rloo, grpo",
     "gv_dap": "Did you mean 'dapo'?",
     "gv_": "unknown variant ''; known:",
-    "gv_dapo,clip=0.3": "dapo: unknown axis 'clip'; axes: baseline, scale,",
+    "gv_dapo,clip=0.3": "dapo: unknown axis 'clip'; axes: selection, transform, baseline, scale,",
     "gv_dapo,surrogate.hi=0.3": "surrogate=clip has no field 'hi'; its fields: low, high, dual. Did you mean 'high'?",
-    "gv_dapo,scale=std": "dapo: scale='std' is unknown; choices of scale: none, group_std, batch_std.",
+    "gv_dapo,scale=std": "dapo: scale='std' is unknown; choices of scale: none, group_std, batch_std,",
     "gv_dapo,surrogate.high=wide": "dapo: surrogate.high='wide' is not a number.",
     "gv_dapo,surrogate.high": "'surrogate.high' is not axis=choice or axis.field=value",
     "gv_dapo,kl=k3": "kl=k3 on 'dapo' needs kl.beta, which has no default",

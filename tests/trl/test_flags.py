@@ -32,6 +32,32 @@ EFFECTS = {
         {"surrogate.low": 0.2, "surrogate.high": 0.3},
     ),
     "epsilon_high alone": ("gv_grpo", {"epsilon_high": 0.28}, {"surrogate.low": 0.2, "surrogate.high": 0.28}),
+    "epsilon_high caps cispo's weight, TRL's default 0.2 given": (
+        "gv_cispo",
+        {"epsilon_high": 0.2},
+        {"surrogate.cap": 0.2, "surrogate.high": None},
+    ),
+    "epsilon sets gmpo's bounds, in log space": (
+        "gv_gmpo",
+        {"epsilon": 0.3},
+        {"surrogate.low": 0.3, "surrogate.high": 0.3},
+    ),
+    "epsilon_high of gmpo": ("gv_gmpo", {"epsilon_high": 0.5}, {"surrogate.low": 0.4, "surrogate.high": 0.5}),
+    "sapo's temperatures": (
+        "gv_sapo",
+        {"sapo_temperature_pos": 2.0, "sapo_temperature_neg": 1.05},
+        {"surrogate.tau_pos": 2.0, "surrogate.tau_neg": 1.05},
+    ),
+    "vespo's exponents and decays": (
+        "gv_vespo",
+        {"vespo_k_pos": 1.0, "vespo_k_neg": 4.0, "vespo_lambda_pos": 1.5, "vespo_lambda_neg": 2.5},
+        {"surrogate.k_pos": 1.0, "surrogate.k_neg": 4.0, "surrogate.lambda_pos": 1.5, "surrogate.lambda_neg": 2.5},
+    ),
+    "sapo's temperature on another variant's sapo": (
+        "gv_dapo,surrogate=sapo",
+        {"sapo_temperature_neg": 3.0},
+        {"surrogate.tau_neg": 3.0, "surrogate.tau_pos": 1.0},
+    ),
     "delta": ("gv_dapo", {"delta": 4.0}, {"surrogate.dual": 4.0, "surrogate.high": 0.28}),
     "delta at the upper bound": ("gv_grpo", {"delta": 1.5, "epsilon_high": 0.5}, {"surrogate.dual": 1.5}),
     "scale_rewards none": ("gv_grpo", {"scale_rewards": "none"}, {"scale": "none"}),
@@ -54,6 +80,16 @@ EFFECTS = {
         "gv_grpo",
         {"multi_objective_aggregation": "sum_then_normalize"},
         {"scale": "group_std"},
+    ),
+    "multi_objective_aggregation": (
+        "gv_grpo",
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"credit": "decoupled", "scale": "group_std"},
+    ),
+    "multi_objective_aggregation of gdpo": (
+        "gv_gdpo",
+        {"multi_objective_aggregation": "sum_then_normalize"},
+        {"credit": "outcome"},
     ),
     "mask_truncated_completions": ("gv_grpo", {"mask_truncated_completions": True}, {"overlong": "mask"}),
     "mask_truncated_completions, TRL's default False": (
@@ -172,8 +208,31 @@ REFUSALS = {
     "epsilon without clip": (
         "gv_rloo",
         {"epsilon": 0.2},
-        "epsilon=0.2 has no effect: gv_rloo has surrogate=reinforce, which does not clip. "
-        "Remove it, or choose surrogate=clip.",
+        "epsilon=0.2 has no effect: gv_rloo has surrogate=reinforce, which does not clip as TRL does. "
+        "Remove it, set the surrogate's own fields, or choose surrogate=clip.",
+    ),
+    "epsilon on a clip of another kind": (
+        "gv_fipo",
+        {"epsilon": 0.2},
+        "epsilon=0.2 has no effect: gv_fipo has surrogate=fipo, which does not clip as TRL does.",
+    ),
+    "epsilon on cispo": (
+        "gv_cispo",
+        {"epsilon": 0.2},
+        "epsilon=0.2 has no effect on gv_cispo, whose weights have no lower bound in TRL. Set epsilon_high, the "
+        "largest "
+        "weight itself, or surrogate.low.",
+    ),
+    "epsilon_high and a spec that caps by an offset": (
+        "gv_cispo,surrogate.high=4,surrogate.cap=none",
+        {"epsilon_high": 4.0},
+        "epsilon_high=4.0 and loss_type='gv_cispo,surrogate.high=4,surrogate.cap=none' disagree about surrogate.cap",
+    ),
+    "delta on gmpo": ("gv_gmpo", {"delta": 4.0}, "delta=4.0 has no effect: gv_gmpo has surrogate=gmpo"),
+    "a temperature of 0": (
+        "gv_sapo",
+        {"sapo_temperature_pos": 0.0},
+        "sapo_temperature_pos=0.0: sapo: surrogate.tau_pos=0.0 is out of range; allowed: a finite number above 0.",
     ),
     "epsilon_high without clip": ("gv_rloo", {"epsilon_high": 0.2}, "epsilon_high=0.2 has no effect: gv_rloo has"),
     "delta without clip": ("gv_remax", {"delta": 4.0}, "delta=4.0 has no effect: gv_remax has surrogate=reinforce"),
@@ -232,10 +291,14 @@ REFUSALS = {
         "gv_grpo has no KL term",
     ),
     "multi_objective_aggregation": (
-        "gv_grpo",
+        "gv_reinforce_pp",
         {"multi_objective_aggregation": "normalize_then_sum"},
-        "multi_objective_aggregation='normalize_then_sum' cannot be honoured: gv_grpo adds the weighted rewards up "
-        "before it normalises. Use 'sum_then_normalize', or TRL's built-in loss types.",
+        "multi_objective_aggregation='normalize_then_sum' cannot be honoured: gv_reinforce_pp has credit=reward_to_go",
+    ),
+    "multi_objective_aggregation that does not exist": (
+        "gv_grpo",
+        {"multi_objective_aggregation": "sum"},
+        "multi_objective_aggregation='sum' is unknown; allowed: sum_then_normalize, normalize_then_sum.",
     ),
     "off_policy_mask_threshold 0": (
         "gv_grpo",
@@ -247,7 +310,7 @@ REFUSALS = {
             "gv_grpo",
             {flag: 1.0},
             f"{flag}=1.0: no effect on gv_grpo, whose surrogate is clip; the flag belongs to TRL's "
-            f"loss_type={owner!r}. Remove it, or use that loss type.",
+            f"loss_type={owner!r}. Remove it, or use gv_{owner}.",
         )
         for flag, owner in [
             ("sapo_temperature_neg", "sapo"),

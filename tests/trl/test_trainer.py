@@ -13,13 +13,15 @@ from trl_runs import logged, make, recorded, weights
 
 import grpo_variants as gv
 
-# Process supervision needs step rewards, which TRL's reward functions do not give: test_refusals.py.
-TRAINED = [name for name in gv.names() if name != "grpo_process"]
+# What the host cannot give: step rewards, squared probabilities, and the engine's log-probabilities without an engine.
+TRAINED = [n for n in gv.names() if n not in ("grpo_process", "otb") and not gv.get(n).needs_rollout_logp]
+MORE = {"passk_analytic": ",transform.k=2"}  # with k = 4 of four responses every group that has a right one is equal
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_variant_trains(tmp_path, name):
-    trainer = make(tmp_path, f"gv_{name}", num_iterations=2, gradient_accumulation_steps=2, max_steps=3)
+    spec = f"gv_{name}{MORE.get(name, '')}"
+    trainer = make(tmp_path, spec, num_iterations=2, gradient_accumulation_steps=2, max_steps=3)
     before = weights(trainer)
     trainer.train()
     assert (weights(trainer) - before).abs().max() > 1e-4

@@ -1,13 +1,10 @@
-"""The catalogue: every named member of the family, one entry each, and the registry of a user's own."""
+"""The first members of the family: REINFORCE to DAPO, GSPO and ReMax."""
 
 from __future__ import annotations
 
-import importlib
-import os
-
 from grpo_variants.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
 from grpo_variants.baseline import Greedy, GroupMean, LeaveOneOut, NoBaseline
-from grpo_variants.checks import did_you_mean
+from grpo_variants.catalogue.references import AHMADIAN, HU, KOOL, LI, LIU, SHAO, WILLIAMS, YU, ZHENG
 from grpo_variants.credit import Outcome, Process, RewardToGo
 from grpo_variants.divergence import K1, K2, K3
 from grpo_variants.filters import ZeroVariance
@@ -15,33 +12,9 @@ from grpo_variants.ratio import NoRatio, SequenceRatio, SequenceTokenRatio, Toke
 from grpo_variants.scale import BatchStd, GroupStd, NoScale
 from grpo_variants.shaping import Mask
 from grpo_variants.surrogate import Clip, Reinforce
-from grpo_variants.variant import Reference, Variant
+from grpo_variants.variant import Variant
 
-MODULES_VARIABLE = "GRPO_VARIANTS_MODULES"
-
-WILLIAMS = Reference("Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning", 1992)
-KOOL = Reference("Buy 4 REINFORCE Samples, Get a Baseline for Free!", 2019)
-AHMADIAN = Reference(
-    "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs",
-    2024,
-    "2402.14740",
-)
-SHAO = Reference(
-    "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models", 2024, "2402.03300"
-)
-LIU = Reference("Understanding R1-Zero-Like Training: A Critical Perspective", 2025, "2503.20783")
-YU = Reference("DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025, "2503.14476")
-ZHENG = Reference("Group Sequence Policy Optimization", 2025, "2507.18071")
-HU = Reference(
-    "REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization", 2025, "2501.03262"
-)
-LI = Reference(
-    "ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models",
-    2023,
-    "2310.10505",
-)
-
-CATALOGUE: tuple[Variant, ...] = (
+FOUNDING: tuple[Variant, ...] = (
     Variant(
         name="reinforce",
         baseline=NoBaseline(),
@@ -268,45 +241,3 @@ CATALOGUE: tuple[Variant, ...] = (
         ),
     ),
 )
-
-_REGISTRY: dict[str, Variant] = {variant.name: variant for variant in CATALOGUE}
-_REQUIRED = object()
-
-
-def register(variant: Variant) -> Variant:
-    """Add a user's own variant to the registry of this process, and return it.
-
-    Registering an equal variant again does nothing. Put the call into a module and name that module in
-    GRPO_VARIANTS_MODULES=pkg.mod (comma-separated), so that every process finds it, Ray workers included.
-    Raises ValueError for a name that another variant has.
-    """
-    taken = _REGISTRY.setdefault(variant.name, variant)
-    if taken != variant:
-        raise ValueError(f"the name {variant.name!r} is taken by another variant ({taken}); choose another name.")
-    return variant
-
-
-def names() -> tuple[str, ...]:
-    """Names of every registered variant: the catalogue's first, then a user's own."""
-    _load_modules()
-    return tuple(_REGISTRY)
-
-
-def registered(name: str, default: object = _REQUIRED) -> Variant:
-    """The registered variant of a name, without options; raises ValueError for an unknown name, lists the known."""
-    if name not in _REGISTRY:
-        _load_modules()
-    if name in _REGISTRY:
-        return _REGISTRY[name]
-    if isinstance(default, Variant):
-        return default
-    raise ValueError(f"unknown variant {name!r}; known: {', '.join(_REGISTRY)}.{did_you_mean(name, _REGISTRY)}")
-
-
-def _load_modules() -> None:
-    """Import the modules that GRPO_VARIANTS_MODULES names; one that is imported already costs a look-up."""
-    for module in filter(None, (m.strip() for m in os.environ.get(MODULES_VARIABLE, "").split(","))):
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ImportError(f"{MODULES_VARIABLE} names {module!r}, which cannot be imported: {error}") from error

@@ -1,0 +1,72 @@
+"""Selections: which responses of a group are learnt from. Each maps samples -> [N] bool.
+
+The others are out of every statistic and get advantage 0; they stay in the loss's counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from grpo_variants.checks import check_number
+from grpo_variants.inputs import Samples
+
+
+class Selection(Protocol):
+    """The contract of a selection."""
+
+    @property
+    def of_group(self) -> bool:
+        """Whether siblings of the same prompt enter it."""
+        ...
+
+    def __call__(self, samples: Samples) -> Tensor:
+        """Which valid responses are learnt from: [N] bool."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everyone:
+    """Every response of the group."""
+
+    of_group: ClassVar[bool] = False
+
+    def __call__(self, samples: Samples) -> Tensor:
+        """All of the valid ones."""
+        return samples.valid
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Best:
+    """keep: how many of each group are kept; ties go by order of appearance."""
+
+    keep: int = 8
+    of_group: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("selection.keep", self.keep, at_least=1)
+
+    def _lowest(self, cost: Tensor, samples: Samples) -> Tensor:
+        return samples.valid & (samples.groups.ranks(cost, samples.valid) < self.keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortest(_Best):
+    """The shortest responses (GFPO, arXiv 2508.09726)."""
+
+    def __call__(self, samples: Samples) -> Tensor:
+        """Which are kept; needs `lengths` or `mask`."""
+        return self._lowest(samples.need("lengths", "selection=shortest"), samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficient(_Best):
+    """The responses with the most reward a token (GFPO's token efficiency, arXiv 2508.09726)."""
+
+    def __call__(self, samples: Samples) -> Tensor:
+        """Which are kept; needs `lengths` or `mask`."""
+        lengths = samples.need("lengths", "selection=efficient").clamp(min=1)
+        return self._lowest(-samples.rewards / lengths.to(samples.rewards.dtype), samples)

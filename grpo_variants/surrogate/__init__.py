@@ -1,0 +1,32 @@
+"""Surrogates: the per-token objective to minimise. Each maps (log ratio, tokens, counts) -> Term, unreduced."""
+
+from grpo_variants.surrogate.asymmetric import Aspo, CeGppo, Dcpo, Fipo
+from grpo_variants.surrogate.base import Surrogate, Term
+from grpo_variants.surrogate.batch import Bapo, ClipCov, KlCov, M2po
+from grpo_variants.surrogate.clipping import Clip, Gmpo
+from grpo_variants.surrogate.score import Cispo, DppoKl, DppoTv, Reinforce, Topr, Vespo
+from grpo_variants.surrogate.soft import Dro, Quadratic, Sapo
+
+__all__ = [
+    "Aspo",
+    "Bapo",
+    "CeGppo",
+    "Cispo",
+    "Clip",
+    "ClipCov",
+    "Dcpo",
+    "DppoKl",
+    "DppoTv",
+    "Dro",
+    "Fipo",
+    "Gmpo",
+    "KlCov",
+    "M2po",
+    "Quadratic",
+    "Reinforce",
+    "Sapo",
+    "Surrogate",
+    "Term",
+    "Topr",
+    "Vespo",
+]

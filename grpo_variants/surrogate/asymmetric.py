@@ -1,0 +1,154 @@
+"""Surrogates that clip, and treat the two sides of the clip or the two signs of the advantage differently."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from grpo_variants.checks import check_number
+from grpo_variants.inputs import Counts, Tokens
+from grpo_variants.masked import discounted_sum_to_go, select
+from grpo_variants.ratio import Ratio, TokenRatio
+from grpo_variants.surrogate.base import Surrogate, Term
+from grpo_variants.surrogate.clipping import clip_between
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aspo(Surrogate):
+    r"""Asymmetric importance: with A > 0 a token weighs \(1/\rho\) instead of \(\rho\), so that rare ones learn most.
+
+    A > 0: \(-A / \rho\) with that weight detached, no gradient above 1 + high. A < 0: the clip with floor 1 - low.
+    A weight above cap becomes \(-\mathrm{cap}\, A\, \mathrm{logp}\): capped, with a gradient (soft dual clip).
+    Reference: "ASPO: Asymmetric Importance Sampling Policy Optimization", arXiv 2510.06062. Not done: ranges that
+    depend on the token's entropy.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    cap: float | None = 3.0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("surrogate.low", self.low, at_least=0)
+        check_number("surrogate.high", self.high, at_least=0)
+        check_number("surrogate.cap", self.cap, above=0, optional=True)
+
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+        """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
+        ratio, negative = log_ratio.exp(), x.advantages < 0
+        below, above = ratio.clamp(min=1 - self.low), ratio.clamp(max=1 + self.high)
+        flipped = above / above.detach().square()  # 1 / rho in value, with the gradient of rho over rho squared
+        weight = torch.where(negative, below, flipped)
+        loss = -x.advantages * weight
+        if self.cap is not None:
+            loss = torch.where(weight > self.cap, -self.cap * x.advantages * x.logp, loss)
+        return Term(loss, negative & (ratio < 1 - self.low), (x.advantages > 0) & (ratio > 1 + self.high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CeGppo(Surrogate):
+    r"""Gradient-preserving clip: a clipped token keeps a gradient, of the bound times a factor.
+
+    Inside the range \(-\rho A\); for A < 0 below 1 - low and for A > 0 above 1 + high
+    \(-\mathrm{keep}\cdot\mathrm{bound}\,\frac{\rho}{\mathrm{sg}[\rho]} A\), with keep_low and keep_high.
+    Reference: "CE-GPPO: Coordinating Entropy via Gradient-Preserving Clipping Policy Optimization in Reinforcement
+    Learning", arXiv 2509.20712.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    keep_low: float = 0.75
+    keep_high: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        for name in ("low", "high", "keep_low", "keep_high"):
+            check_number(f"surrogate.{name}", getattr(self, name), at_least=0)
+
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+        """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
+        ratio = log_ratio.exp()
+        clip_low = (x.advantages < 0) & (ratio < 1 - self.low)
+        clip_high = (x.advantages > 0) & (ratio > 1 + self.high)
+        one = (log_ratio - log_ratio.detach()).exp()  # rho / sg[rho], also where rho underflows
+        weight = torch.where(clip_low, self.keep_low * (1 - self.low) * one, ratio)
+        weight = torch.where(clip_high, self.keep_high * (1 + self.high) * one, weight)
+        return Term(-x.advantages * weight, clip_low, clip_high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dcpo(Surrogate):
+    r"""Clip whose range is wider for tokens that were improbable, \(\frac12 \pm\), with q the anchor's probability.
+
+    Between \(\frac12 + \frac12\sqrt{\max(1 - 4\,\mathrm{low}/q, 0)}\) and
+    \(\frac12 + \frac12\sqrt{1 + 4\,\mathrm{high}/q}\), at most cap; for A < 0 the ratio counts up to cap.
+    Reference: "DCPO: Dynamic Clipping Policy Optimization", arXiv 2509.02333.
+    """
+
+    low: float = 0.16
+    high: float = 0.2
+    cap: float = 10.0
+    ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("surrogate.low", self.low, at_least=0)
+        check_number("surrogate.high", self.high, at_least=0)
+        check_number("surrogate.cap", self.cap, above=1)
+
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+        """Loss and clip flags [B, T]."""
+        inverse = (log_ratio - x.logp).detach().exp()  # 1 / q
+        floor = 0.5 + 0.5 * (1 - 4 * self.low * inverse).clamp(min=0).sqrt()
+        ceiling = (0.5 + 0.5 * (1 + 4 * self.high * inverse).sqrt()).clamp(max=self.cap)
+        return clip_between(log_ratio, x.advantages, floor, ceiling, self.cap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fipo(Surrogate):
+    r"""Clip with each token's advantage weighted by what its future did, \(\mathrm{clip}(e^{F_t})\).
+
+    \(F_t = \sum_{k\ge t} 2^{-(k-t)/\mathrm{half\_life}}\, d_k\), over tokens with \(d_k \le \ln\mathrm{dual}\).
+    weight_low, weight_high: bounds of the weight. safety: for A < 0 and a ratio above it the weight is between 0.8
+    and 1. low, high, dual: as in `clip`.
+    Reference: "FIPO: Eliciting Deep Reasoning with Future-KL Influenced Policy Optimization", arXiv 2603.19835. Not
+    done: its code also drops a response two of whose tokens the dual clip holds.
+    """
+
+    low: float = 0.2
+    high: float = 0.28
+    dual: float = 3.0
+    half_life: float = 32.0
+    weight_low: float = 1.0
+    weight_high: float = 1.2
+    safety: float = 10.0
+    ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        for name in ("low", "high", "weight_low"):
+            check_number(f"surrogate.{name}", getattr(self, name), at_least=0)
+        for name in ("half_life", "safety"):
+            check_number(f"surrogate.{name}", getattr(self, name), above=0)
+        check_number("surrogate.dual", self.dual, above=1)
+        check_number("surrogate.weight_high", self.weight_high, above=self.weight_low)
+
+    def influence(self, log_ratio: Tensor, x: Tokens) -> Tensor:
+        """Weight of each token's advantage: [B, T], detached."""
+        d = log_ratio.detach()
+        # Every position decays, a hole as well: the authors count positions.
+        future = discounted_sum_to_go(
+            select(x.mask & ~(d > math.log(self.dual)), d), torch.ones_like(x.mask), 2 ** (-1 / self.half_life)
+        )
+        weight = future.exp().clamp(self.weight_low, self.weight_high)
+        risky = (x.advantages < 0) & (d.exp() > self.safety)
+        return torch.where(risky, weight.clamp(0.8, 1.0), weight)
+
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+        """Loss and clip flags [B, T]."""
+        weighted = x.advantages * self.influence(log_ratio, x)
+        return clip_between(log_ratio, weighted, 1 - self.low, 1 + self.high, self.dual)

@@ -1,0 +1,85 @@
+"""Surrogates that clip the importance ratio, hard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from grpo_variants.checks import check_number
+from grpo_variants.inputs import Counts, Number, Tokens
+from grpo_variants.masked import masked_mean
+from grpo_variants.ratio import Ratio, TokenRatio
+from grpo_variants.surrogate.base import Surrogate, Term
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(Surrogate):
+    r"""PPO's clipped surrogate, \(-\min(\rho A,\ \mathrm{clip}(\rho, 1-\mathrm{low}, 1+\mathrm{high})\, A)\).
+
+    low, high: clip range below and above 1; `high` above `low` is DAPO's clip-higher (arXiv 2503.14476).
+    dual: for A < 0 the loss is at most \(-\mathrm{dual}\cdot A\) (dual clip, arXiv 1912.09729), or none.
+    Reference: "Proximal Policy Optimization Algorithms", arXiv 1707.06347.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    dual: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("surrogate.low", self.low, at_least=0)
+        check_number("surrogate.high", self.high, at_least=0)
+        check_number("surrogate.dual", self.dual, above=1, optional=True)
+
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+        """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
+        ratio, negative = log_ratio.exp(), x.advantages < 0
+        # The minimum of the two products is one clamp whose bounds depend on the sign of A: half the memory.
+        floor = torch.full_like(x.advantages, float("-inf")).masked_fill(negative, 1 - self.low)
+        ceiling = torch.full_like(x.advantages, 1 + self.high).masked_fill(negative, self.dual or float("inf"))
+        loss = -x.advantages * ratio.clamp(floor, ceiling)
+        with torch.no_grad():
+            clip_low = (ratio < 1 - self.low) & negative
+            clip_high = (ratio > 1 + self.high) & (x.advantages > 0)
+        return Term(loss, clip_low, clip_high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gmpo(Surrogate):
+    r"""Geometric mean of clipped ratios, \(-A_i \exp\big(\frac{1}{l_i} \sum_t d^c_{it}\big)\).
+
+    \(d^c\) is the log ratio clipped in log space: from above to `high` for A > 0, from below to -`low` for A < 0.
+    A response without a token adds nothing. Where advantages come one a token, their mean is the response's.
+    Reference: "Geometric-Mean Policy Optimization", arXiv 2507.20673.
+    """
+
+    low: float = 0.4
+    high: float = 0.4
+    ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
+    per_response: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("surrogate.low", self.low, at_least=0)
+        check_number("surrogate.high", self.high, at_least=0)
+
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+        """Loss [B, 1] and clip flags [B, T]."""
+        advantage = x.advantages if x.advantages.shape[1] == 1 else masked_mean(x.advantages, x.mask)
+        ceiling = torch.full_like(advantage, float("inf")).masked_fill(advantage > 0, self.high)
+        floor = torch.full_like(advantage, float("-inf")).masked_fill(advantage < 0, -self.low)
+        loss = -advantage * masked_mean(log_ratio.clamp(floor, ceiling), x.mask).exp()
+        return Term(loss, log_ratio < floor, log_ratio > ceiling)
+
+
+def clip_between(log_ratio: Tensor, advantages: Tensor, low: Number, high: Number, dual: float | None = None) -> Term:
+    """PPO's clip between two bounds of the ratio, numbers or tensors; for A < 0 at most `dual`, or unbounded."""
+    ratio, negative = log_ratio.exp(), advantages < 0
+    low, high = (torch.as_tensor(bound, dtype=ratio.dtype, device=ratio.device) for bound in (low, high))
+    floor = torch.where(negative, low, float("-inf"))
+    ceiling = torch.where(negative, float("inf") if dual is None else dual, high)
+    loss = -advantages * ratio.clamp(floor, ceiling)
+    return Term(loss, negative & (ratio < low), (advantages > 0) & (ratio > high))

@@ -1,0 +1,136 @@
+"""What the tests try the wider family's surrogates, corrections and token filters on."""
+
+# Values of fields that a random spec string draws from.
+FIELD_VALUES = {
+    "surrogate.cap": (None, 1.1, 5.0),
+    "surrogate.floor": (0.0, 0.4),
+    "surrogate.ceiling": (1.0, 1.5),
+    "surrogate.tau": (0.1, 2.0),
+    "surrogate.tau_pos": (0.5, 1.0),
+    "surrogate.tau_neg": (1.05, 2.0),
+    "surrogate.k_pos": (1.0, 2.0),
+    "surrogate.k_neg": (2.0, 3.0),
+    "surrogate.lambda_pos": (1.5, 3.0),
+    "surrogate.lambda_neg": (1.0, 2.0),
+    "surrogate.range": (0.2, 0.5),
+    "surrogate.keep_low": (0.0, 0.75),
+    "surrogate.keep_high": (0.5, 1.0),
+    "surrogate.half_life": (2.0, 32.0),
+    "surrogate.weight_low": (0.5, 1.0),
+    "surrogate.weight_high": (1.2, 2.0),
+    "surrogate.safety": (1.5, 10.0),
+    "surrogate.fraction": (2e-4, 0.3),
+    "surrogate.cov_low": (-1.0, 0.1),
+    "surrogate.cov_high": (1.5, 5.0),
+    "surrogate.coef": (0.0, 1.0),
+    "surrogate.floor_end": (0.4, 0.9),
+    "surrogate.ceiling_end": (3.0, 4.0),
+    "surrogate.step": (0.05, 0.2),
+    "surrogate.target": (0.3, 0.6),
+    "surrogate.budget": (0.04, 0.1),
+}
+# Why a random spec string may be refused.
+REFUSALS = (
+    "the largest weight is cap, or 1 + high",
+    "surrogate.cap='none' is not a number",
+    "surrogate.dual='none' is not a number",
+    "surrogate.floor_end=",
+)
+
+PRODUCT = "grpo,ratio=sequence_product"
+# With the registered members these set every choice and every field.
+SPECS = (
+    "grpo,surrogate=cispo,surrogate.cap=1.2",
+    "grpo,surrogate=cispo,surrogate.cap=none,surrogate.high=0.1,surrogate.low=0.1",
+    "gspo,surrogate=cispo,surrogate.cap=1.1",
+    "grpo,surrogate=sapo,surrogate.tau_pos=2,surrogate.tau_neg=0.5",
+    "gspo,surrogate=sapo",
+    "grpo,surrogate=gmpo,surrogate.low=0.1,surrogate.high=0.2",
+    "grpo,surrogate=gmpo,ratio.anchor=rollout,correction=token_truncate,tokens=top_entropy",
+    f"{PRODUCT},surrogate=vespo,surrogate.k_pos=1,surrogate.k_neg=2",
+    f"{PRODUCT},surrogate=vespo,surrogate.lambda_pos=1,surrogate.lambda_neg=3",
+    f"{PRODUCT},surrogate=topr,surrogate.floor=0.5,surrogate.ceiling=0.9",
+    f"{PRODUCT},surrogate=topr,surrogate.ceiling=2",
+    *(f"grpo,surrogate={s},surrogate.low=0.01,surrogate.high=0.02,surrogate.cap=1.1" for s in ("dppo_tv", "dppo_kl")),
+    *(f"grpo,surrogate={s},surrogate.cap=none" for s in ("dppo_tv", "dppo_kl")),
+    "grpo,surrogate=quadratic,surrogate.range=0.4",
+    "gspo,surrogate=quadratic",
+    "grpo,surrogate=dro,surrogate.tau=2",
+    f"{PRODUCT},surrogate=dro,surrogate.tau=0.5",
+    "grpo,surrogate=aspo,surrogate.low=0.1,surrogate.high=0.05,surrogate.cap=1.2",
+    "gspo,surrogate=aspo,surrogate.cap=none",
+    "grpo,surrogate=ce_gppo,surrogate.low=0.1,surrogate.high=0.1,surrogate.keep_low=0.5,surrogate.keep_high=0.3",
+    "gspo,surrogate=ce_gppo",
+    "grpo,surrogate=dcpo",
+    "grpo,surrogate=dcpo,surrogate.low=0.02,surrogate.high=0.01,surrogate.cap=1.3",
+    "grpo,surrogate=fipo",
+    "grpo,surrogate=fipo,surrogate.half_life=2,surrogate.weight_low=0.5,surrogate.weight_high=2,surrogate.safety=1.1",
+    "grpo,surrogate=fipo,surrogate.dual=1.2,surrogate.low=0.1,surrogate.high=0.1",
+    "grpo,surrogate=clip_cov,surrogate.cov_low=0.05,surrogate.cov_high=0.8,surrogate.fraction=0.2",
+    "grpo,surrogate=clip_cov,surrogate.cov_low=-3,surrogate.low=0.1,surrogate.high=0.1",
+    "grpo,surrogate=kl_cov,surrogate.fraction=0.3,surrogate.coef=0.5",
+    "grpo,surrogate=kl_cov",
+    *(f"grpo,surrogate=bapo,surrogate.target={share},surrogate.dual=1.5" for share in (0.1, 0.45, 0.55, 0.9)),
+    "grpo,surrogate=bapo,surrogate.floor=0.3,surrogate.floor_end=0.7,surrogate.step=0.15,surrogate.dual=none",
+    "grpo,surrogate=bapo,surrogate.ceiling=1.1,surrogate.ceiling_end=1.5,surrogate.target=0.6",
+    "gspo,surrogate=bapo",
+    *(f"grpo,surrogate=m2po,surrogate.budget={b},surrogate.low=0,surrogate.high=0.1" for b in (0.01, 0.1, 0.2, 3)),
+    "grpo,surrogate=m2po",
+    *(f"grpo,correction=kpop,correction.threshold={t}" for t in (0.01, 0.1, 0.5)),
+    "dapo,correction=kpop+sequence_mask,correction.threshold=0.2,correction.low=0.5,correction.high=3",
+)
+
+# What a choice is tried on where its axis's base means nothing to it.
+BASE_OF_CHOICE = {"vespo": PRODUCT, "topr": PRODUCT}
+# Two values of each field that differ in something.
+PAIRS = {
+    "surrogate.cap": (0.9, 1.1),
+    "surrogate.floor": (0.0, 0.7),
+    "surrogate.ceiling": (1.0, 1.5),
+    "surrogate.tau": (0.1, 0.5),
+    "surrogate.tau_pos": (1.0, 2.0),
+    "surrogate.tau_neg": (1.0, 2.0),
+    "surrogate.k_pos": (1.0, 2.0),
+    "surrogate.k_neg": (1.0, 2.0),
+    "surrogate.lambda_pos": (1.0, 2.0),
+    "surrogate.lambda_neg": (1.0, 2.0),
+    "surrogate.range": (0.2, 0.4),
+    "surrogate.keep_low": (0.5, 0.75),
+    "surrogate.keep_high": (0.5, 1.0),
+    "surrogate.half_life": (1.0, 32.0),
+    "surrogate.weight_low": (0.5, 1.0),
+    "surrogate.weight_high": (1.1, 1.5),
+    "surrogate.safety": (1.05, 10.0),
+    "surrogate.fraction": (2e-4, 0.3),
+    "surrogate.cov_low": (-0.5, 0.1),
+    "surrogate.cov_high": (0.2, 5.0),
+    "surrogate.coef": (0.5, 1.0),
+    "surrogate.floor_end": (0.7, 0.9),
+    "surrogate.ceiling_end": (1.3, 3.0),
+    "surrogate.step": (0.05, 0.2),
+    "surrogate.target": (0.3, 0.6),
+    "surrogate.budget": (0.01, 0.1),
+}
+# Two values for one choice only, where the others' are too far apart or too close for it.
+PAIRS_OF_CHOICE = {
+    "dppo_kl surrogate.high": (0.01, 0.05),
+    "dppo_kl surrogate.low": (0.01, 0.05),
+    "dcpo surrogate.cap": (1.1, 1.3),
+    "fipo surrogate.dual": (1.1, 1.5),
+}
+# Settings without which two values of a choice's field would be the same.
+WITH = {
+    "cispo surrogate.high": {"surrogate.cap": None},
+    # Balanced from the start, and on the way.
+    "bapo surrogate.floor": {"surrogate.target": 0.0},
+    "bapo surrogate.ceiling": {"surrogate.target": 0.0},
+    "bapo surrogate.step": {"surrogate.target": 0.545, "surrogate.floor_end": 0.6},
+}
+NEEDED = {
+    "cispo": {"surrogate.cap": 1.1},
+    "clip_cov": {"surrogate.fraction": 0.3, "surrogate.cov_low": -0.5},
+    "kl_cov": {"surrogate.fraction": 0.3},
+    "bapo": {"surrogate.target": 0.6},
+    "m2po": {"surrogate.budget": 0.01},
+    "kpop": {"correction.threshold": 0.05},
+}

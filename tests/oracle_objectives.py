@@ -1,0 +1,282 @@
+"""Surrogates of the oracle: what one token adds to the loss, in plain numbers, real or complex."""
+
+import cmath
+import math
+from typing import Any, NamedTuple
+
+from oracle_numbers import bounded, larger, mean, smaller, stop
+
+
+class Loss(NamedTuple):
+    """A token's loss and whether it was clipped from below, from above; None where nothing clips."""
+
+    loss: Any
+    low: bool | None = None
+    high: bool | None = None
+
+
+class Here(NamedTuple):
+    """A token: its log ratio, advantage and log-probability; those of its response, its place in the batch, "
+    "statistics."""
+
+    d: Any
+    a: float
+    lp: Any
+    row: Any
+    ratios: list
+    n: int
+    cell: tuple
+    batch: Any
+    at: list
+
+    @property
+    def ratio(self):
+        return cmath.exp(self.d)
+
+
+def reinforce(values, x):
+    return Loss(-stop(x.ratio) * x.a * x.lp)
+
+
+def clip(values, x):
+    low, high = 1 - values["surrogate.low"], 1 + values["surrogate.high"]
+    gain = smaller(x.ratio * x.a, bounded(x.ratio, low, high) * x.a)
+    if x.a < 0 and values["surrogate.dual"] is not None:
+        gain = larger(gain, values["surrogate.dual"] * x.a)
+    return Loss(-gain, x.a < 0 and x.ratio.real < low, x.a > 0 and x.ratio.real > high)
+
+
+def cispo(values, x):
+    weight, low = x.ratio.real, values["surrogate.low"]
+    top = values["surrogate.cap"] if values["surrogate.high"] is None else 1 + values["surrogate.high"]
+    bottom = 0.0 if low is None else 1 - low
+    return Loss(-min(max(weight, bottom), top) * x.a * x.lp, weight < bottom, weight > top)
+
+
+def sapo(values, x):
+    tau = values["surrogate.tau_pos"] if x.a > 0 else values["surrogate.tau_neg"]
+    z = tau * (x.ratio - 1)
+    gate = 1 / (1 + cmath.exp(-z)) if z.real > -700 else 0.0
+    return Loss(-4 / tau * gate * x.a)
+
+
+def gmpo(values, x):
+    """The response's loss, at each of its tokens."""
+    a, low, high = mean(x.row.advantage), values["surrogate.low"], values["surrogate.high"]
+    clipped = [min([d, high], key=stop) if a > 0 else max([d, -low], key=stop) if a < 0 else d for d in x.ratios]
+    loss = -a * cmath.exp(sum(clipped) / len(clipped))
+    return Loss(loss, a < 0 and stop(x.d) < -low, a > 0 and stop(x.d) > high)
+
+
+def vespo(values, x):
+    sign, log_weight = ("pos" if x.a >= 0 else "neg"), stop(x.d)
+    k, decay = values[f"surrogate.k_{sign}"], values[f"surrogate.lambda_{sign}"]
+    return Loss(-math.exp(decay + k * log_weight - decay * math.exp(log_weight)) * x.a * x.lp)
+
+
+def topr(values, x):
+    floor, cap, ratio = values["surrogate.floor"], values["surrogate.ceiling"], x.ratio.real
+    if x.a >= 0:
+        return Loss(-x.a * x.lp, False, False)
+    return Loss(-min(max(ratio, floor), cap) * x.a * x.lp, ratio < floor, ratio > cap)
+
+
+def trust_region(distance):
+    """A score function whose tokens are dropped where a distance, signed as the move, passes a bound."""
+
+    def rule(values, x):
+        p, q = math.exp(stop(x.lp)), math.exp(stop(x.lp) - stop(x.d))
+        moved, cap = distance(p, q, -stop(x.d)), values["surrogate.cap"]
+        low, high = x.a < 0 and moved < -values["surrogate.low"], x.a > 0 and moved > values["surrogate.high"]
+        weight = x.ratio.real if cap is None else min(x.ratio.real, cap)
+        return Loss(0.0 if low or high else -weight * x.a * x.lp, low, high)
+
+    return rule
+
+
+def total_variation(p, q, d):
+    return p - q
+
+
+def binary_kl(p, q, d):
+    q = min(q, 1.0)
+    size = q * d + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    return -size if d > 0 else size
+
+
+def quadratic(values, x):
+    return Loss(-x.ratio * x.a + abs(x.a) / (2 * values["surrogate.range"]) * (x.ratio - 1) ** 2)
+
+
+def dro(values, x):
+    """A whole response's penalty is shared by its tokens."""
+    times = len(x.ratios) if values["ratio"] == "sequence_product" else 1
+    return Loss(-x.a * x.lp + values["surrogate.tau"] / 2 * x.d**2 / times)
+
+
+def clipped(x, low, high, dual=None):
+    """PPO's clip between two bounds of the ratio."""
+    gain = smaller(x.ratio * x.a, bounded(x.ratio, low, high) * x.a)
+    if x.a < 0 and dual is not None:
+        gain = larger(gain, dual * x.a)
+    return Loss(-gain, x.a < 0 and x.ratio.real < low, x.a > 0 and x.ratio.real > high)
+
+
+def aspo(values, x):
+    low, high, cap = 1 - values["surrogate.low"], 1 + values["surrogate.high"], values["surrogate.cap"]
+    top = bounded(x.ratio, None, high)
+    weight = bounded(x.ratio, low, None) if x.a < 0 else top / stop(top) ** 2
+    loss = -cap * x.a * x.lp if cap is not None and stop(weight) > cap else -x.a * weight
+    return Loss(loss, x.a < 0 and x.ratio.real < low, x.a > 0 and x.ratio.real > high)
+
+
+def ce_gppo(values, x):
+    low, high, one = 1 - values["surrogate.low"], 1 + values["surrogate.high"], x.ratio / stop(x.ratio)
+    if x.a < 0 and x.ratio.real < low:
+        return Loss(-values["surrogate.keep_low"] * low * one * x.a, True, False)
+    if x.a > 0 and x.ratio.real > high:
+        return Loss(-values["surrogate.keep_high"] * high * one * x.a, False, True)
+    return Loss(-x.ratio * x.a, False, False)
+
+
+def dcpo(values, x):
+    q, cap = math.exp(stop(x.lp) - stop(x.d)), values["surrogate.cap"]
+    low = 0.5 + 0.5 * math.sqrt(max(1 - 4 * values["surrogate.low"] / q, 0))
+    high = min(0.5 + 0.5 * math.sqrt(1 + 4 * values["surrogate.high"] / q), cap)
+    return clipped(x, low, high, cap)
+
+
+def fipo(values, x):
+    """The weight counts positions of the response, holes too: x.at are those of its tokens."""
+    dual, future = values["surrogate.dual"], 0.0
+    for place, d in zip(x.at[x.n :], x.ratios[x.n :], strict=True):
+        if stop(d) <= math.log(dual):
+            future += 2 ** (-(place - x.at[x.n]) / values["surrogate.half_life"]) * stop(d)
+    weight = min(max(math.exp(min(future, 700.0)), values["surrogate.weight_low"]), values["surrogate.weight_high"])
+    if x.a < 0 and x.ratio.real > values["surrogate.safety"]:
+        weight = min(max(weight, 0.8), 1.0)
+    weighted = x._replace(a=x.a * weight)
+    return clipped(weighted, 1 - values["surrogate.low"], 1 + values["surrogate.high"], dual)
+
+
+class Cell(NamedTuple):
+    """A token of the batch, in real numbers."""
+
+    at: tuple
+    d: float
+    a: float
+    lp: float
+    draw: float
+
+
+def covariances(cells, thresholds):
+    a = thresholds.get("advantage_mean", sum(c.a for c in cells) / max(len(cells), 1))
+    lp = thresholds.get("logp_mean", sum(c.lp for c in cells) / max(len(cells), 1))
+    return {c.at: (c.a - a) * (c.lp - lp) for c in cells}
+
+
+def drawn_by_covariance(values, cells, thresholds):
+    """The tokens that clip_cov takes: those with the smallest numbers among its candidates."""
+    low, high, by = 1 - values["surrogate.low"], 1 + values["surrogate.high"], covariances(cells, thresholds)
+
+    def candidate(c):
+        ratio = math.exp(c.d)
+        free = not (c.a < 0 and ratio < low) and not (c.a > 0 and ratio > high)
+        return free and values["surrogate.cov_low"] < by[c.at] < values["surrogate.cov_high"]
+
+    ordered = sorted((c for c in cells if candidate(c)), key=lambda c: c.draw)
+    if "draw" in thresholds:
+        return {c.at for c in ordered if c.draw <= thresholds["draw"]}
+    return {c.at for c in ordered[: max(int(values["surrogate.fraction"] * len(cells)), 1)]}
+
+
+def clip_cov(values, x):
+    term = clipped(x, 1 - values["surrogate.low"], 1 + values["surrogate.high"])
+    return term._replace(loss=0.0) if x.cell in x.batch else term
+
+
+def highest_covariance(values, cells, thresholds):
+    """The tokens that kl_cov penalises."""
+    by = covariances(cells, thresholds)
+    if "covariance" in thresholds:
+        return {at for at, cov in by.items() if cov >= thresholds["covariance"]}
+    if not cells or len({c.a for c in cells}) == 1:
+        return set()
+    least = sorted(by.values(), reverse=True)[max(int(values["surrogate.fraction"] * len(cells)), 1) - 1]
+    return {at for at, cov in by.items() if cov >= least}
+
+
+def kl_cov(values, x):
+    distance = x.d if stop(x.d) > 0 else -x.d if stop(x.d) < 0 else 0.0
+    return Loss(-x.ratio * x.a + (values["surrogate.coef"] * distance if x.cell in x.batch else 0.0))
+
+
+def balance(values, cells, thresholds):
+    """BAPO's bounds: raise the floor, then the ceiling, until gains are a share of the whole."""
+    if "floor" in thresholds:
+        return thresholds["floor"], thresholds["ceiling"]
+    floor, ceiling, step = values["surrogate.floor"], values["surrogate.ceiling"], values["surrogate.step"]
+
+    def balanced():
+        gain = sum(min(math.exp(c.d), ceiling) * c.a for c in cells if c.a > 0)
+        loss = sum(max(math.exp(c.d), floor) * -c.a for c in cells if c.a < 0)
+        return gain >= values["surrogate.target"] * (gain + loss)
+
+    while not balanced() and floor < values["surrogate.floor_end"]:
+        floor = min(floor + step, values["surrogate.floor_end"])
+    while not balanced() and ceiling < values["surrogate.ceiling_end"]:
+        ceiling = min(ceiling + step, values["surrogate.ceiling_end"])
+    return floor, ceiling
+
+
+def bapo(values, x):
+    return clipped(x, *x.batch, values["surrogate.dual"])
+
+
+def second_moment(values, cells, thresholds):
+    """M2PO's range of the log ratio."""
+    if "log_range" in thresholds:
+        return thresholds["log_range"]
+    squares = sorted(c.d**2 for c in cells if c.a * c.d > 0)
+    budget = values["surrogate.budget"] * len(squares)
+    if sum(squares) <= budget:
+        return math.inf
+    fitting = [s for s in squares if sum(min(s, other) for other in squares) < budget]
+    return math.sqrt(fitting[-1]) if fitting else 0.0
+
+
+def m2po(values, x):
+    low, high = 1 - values["surrogate.low"], 1 + values["surrogate.high"]
+    return clipped(x, min(math.exp(-x.batch), low), max(math.exp(x.batch), high))
+
+
+SURROGATES = {
+    "reinforce": reinforce,
+    "clip": clip,
+    "cispo": cispo,
+    "sapo": sapo,
+    "gmpo": gmpo,
+    "vespo": vespo,
+    "topr": topr,
+    "dppo_tv": trust_region(total_variation),
+    "dppo_kl": trust_region(binary_kl),
+    "quadratic": quadratic,
+    "dro": dro,
+    "aspo": aspo,
+    "ce_gppo": ce_gppo,
+    "dcpo": dcpo,
+    "fipo": fipo,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
+    "bapo": bapo,
+    "m2po": m2po,
+}
+CLIPPING = set(SURROGATES) - {"reinforce", "sapo", "vespo", "quadratic", "dro", "kl_cov"}
+
+# What a part takes from the whole batch: (values, cells, thresholds) -> anything, read as `batch` of a token.
+STATISTICS = {
+    "clip_cov": drawn_by_covariance,
+    "kl_cov": highest_covariance,
+    "bapo": balance,
+    "m2po": second_moment,
+}

@@ -1,0 +1,121 @@
+"""The wider advantage side in TRL: equal to the host where it has it, else by hand; memory and entropies."""
+
+import json
+
+import pytest
+import tiny_model
+import torch
+from grpo_variants_trl.trainer import STATE_FILE
+from torch.testing import assert_close
+from trl_rewards import MISSING, MIXED, SEVERAL, given, own, rollouts, stock
+from trl_runs import make
+
+import grpo_variants as gv
+
+TABLES = {"one reward": MIXED, "two rewards": SEVERAL, "missing rewards": MISSING}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("spec", ["gdpo,conventions=trl", "grpo,kl=none,credit=decoupled,conventions=trl"])
+def test_gdpo_equals_normalize_then_sum(tmp_path, spec, table):
+    weights = [2.0, -0.5][: len(table[0])]
+    host = stock(tmp_path, table, multi_objective_aggregation="normalize_then_sum", reward_weights=weights)
+    assert_close(own(tmp_path, spec, table, reward_weights=weights), host, rtol=1e-4, atol=1e-4)
+    assert host.abs().max() > 0.5
+
+
+def test_the_flag_turns_a_variant_into_gdpo(tmp_path):
+    flags = {"multi_objective_aggregation": "normalize_then_sum"}
+    host = stock(tmp_path, SEVERAL, **flags)
+    assert_close(own(tmp_path, "grpo,kl=none,conventions=trl", SEVERAL, **flags), host, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_lite_ppo_equals_scale_rewards_batch(tmp_path, table):
+    host = stock(tmp_path, table, scale_rewards="batch")
+    assert_close(own(tmp_path, "lite_ppo,conventions=trl", table), host, rtol=1e-5, atol=1e-5)
+    assert host.abs().max() > 0.4
+
+
+def test_the_shortest_responses_are_learnt_from(tmp_path):
+    """Of each group of four the two shortest; a pair with rewards r, s has a population deviation of |r - s|/2."""
+    table = [[float(i % 5)] for i in range(16)]
+    _, out = rollouts(tmp_path, "gv_gfpo,selection.keep=2,kl=none,scale.eps=0", rewards=given(table))
+    length, found = out["completion_mask"].sum(1).view(4, 4), out["advantages"].view(4, 4)
+    rewards = torch.tensor(table).view(4, 4)
+    for row in range(4):
+        a, b = sorted(range(4), key=lambda i: (int(length[row, i]), i))[:2]
+        wanted = [0.0] * 4
+        wanted[a] = float(torch.sign(rewards[row, a] - rewards[row, b]))
+        wanted[b] = -wanted[a]
+        assert found[row].tolist() == pytest.approx(wanted)
+    assert length.max() > length.min()
+
+
+def test_entropies_are_computed_where_a_variant_reads_them(tmp_path):
+    made, out = rollouts(tmp_path, "gv_gtpo_entropy", rewards=given(MIXED))
+    mask, value = out["completion_mask"].bool(), out["advantages"]
+    assert value.shape == mask.shape
+    assert "entropy" not in out
+    made.model.eval()
+    with torch.no_grad():
+        _, entropy, _ = made._score_tokens(made.model, out, batch_size=16, compute_entropy=True)
+    wanted = gv.advantages(
+        "gtpo_entropy",
+        torch.tensor(MIXED).squeeze(1),
+        [i // 4 for i in range(16)],
+        mask=mask,
+        entropy=entropy,
+    )
+    assert_close(value, wanted, rtol=1e-3, atol=1e-3)
+    assert value.abs().max() > 0.5
+
+
+def test_the_optimal_token_baseline_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"gv_otb' cannot be honoured by TRL: credit=optimal_token needs the sum of squ"
+    ):
+        make(tmp_path, "gv_otb")
+
+
+# Memory
+
+
+def test_prompts_are_remembered_by_their_text(tmp_path):
+    """Eight prompts of the data set, each in its own group: as if their texts had been the groups' ids."""
+    made = make(tmp_path, "gv_spo,scale=none", rewards=[tiny_model.exact], per_device_train_batch_size=16)
+    inputs = [made.train_dataset[i // 4] for i in range(16)]
+    made._generate_and_score_completions(inputs)
+    assert made.memory.state_dict()["tracked"]["keys"] == list(dict.fromkeys(row["prompt"] for row in inputs))
+
+
+def test_a_conversation_is_a_key_too():
+    from grpo_variants_trl.rollout import _prompt_text
+
+    prompt = [{"role": "user", "content": "Why?"}]
+    assert _prompt_text(prompt) == _prompt_text([{"content": "Why?", "role": "user"}])
+    with pytest.raises(ValueError, match=r"needs them as text, and this one holds something else"):
+        _prompt_text([{"role": "user", "content": object()}])
+
+
+def test_evaluation_leaves_no_trace(tmp_path):
+    made = make(tmp_path, "gv_dcpo", per_device_train_batch_size=16)
+    made.model.eval()
+    made._generate_and_score_completions([made.train_dataset[0]] * 16)
+    assert len(made.memory) == 0
+
+
+def test_a_checkpoint_holds_the_memory_and_a_resumed_run_goes_on_with_it(tmp_path):
+    settings = {"rewards": [tiny_model.exact], "save_strategy": "steps", "save_steps": 1}
+    first = make(tmp_path, "gv_dcpo", max_steps=2, **settings)
+    first.train()
+    saved = json.loads((tmp_path / "checkpoint-1" / STATE_FILE).read_text())["memory"]
+    assert len(saved["smoothed_std"]["keys"]) > 0
+    again = make(tmp_path / "again", "gv_dcpo", max_steps=2, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert again.memory == first.memory
+    assert len(again.memory) > len(saved["smoothed_std"]["keys"]) - 1
+
+
+def test_a_variant_without_memory_has_none(tmp_path):
+    assert make(tmp_path, "gv_dapo").memory is None

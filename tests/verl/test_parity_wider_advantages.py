@@ -1,0 +1,150 @@
+"""The wider advantage side against verl's own estimators, under conventions=verl; where they differ, both numbers."""
+
+import numpy as np
+import pytest
+import torch
+from grpo_variants_verl import native
+from omegaconf import OmegaConf
+from torch.testing import assert_close
+from verl.trainer.ppo import core_algos
+
+import grpo_variants as gv
+from grpo_variants.verl_limits import advantage_refusals
+
+MASK = torch.arange(5) < torch.tensor([[3], [5], [2], [1], [4], [4], [5], [2]])
+UIDS = np.array(["b", "a", "b", "a", "b", "c", "a", "a"], dtype=object)
+OUTCOMES = torch.tensor([1.0, 0.25, -0.5, 0.75, 0.5, 0.7, 0.0, 0.75])
+CLOSE = {"rtol": 3e-6, "atol": 3e-6}
+
+
+def algorithm(**values):
+    return OmegaConf.create({"gamma": 1.0, "norm_adv_by_std_in_grpo": True, **values})
+
+
+def at_end(rewards, mask=MASK):
+    placed = torch.zeros(mask.shape)
+    placed[torch.arange(len(rewards)), mask.sum(1) - 1] = rewards
+    return placed
+
+
+def host(name, rewards=OUTCOMES, config=None, **inputs):
+    estimator = core_algos.get_adv_estimator_fn(name)
+    return estimator(
+        token_level_rewards=at_end(rewards),
+        response_mask=MASK.long(),
+        index=UIDS,
+        config=config or algorithm(),
+        **inputs,
+    )[0]
+
+
+def ours(name, config=None, rewards=OUTCOMES):
+    """The estimator that equals verl's `name`, as verl calls it."""
+    base, _, options = native.ESTIMATORS[name].partition(",")
+    settings = algorithm(grpo_variants={"options": options}) if config is None else config
+    estimator = core_algos.get_adv_estimator_fn(f"gv_{base}")
+    return estimator(token_level_rewards=at_end(rewards), response_mask=MASK.long(), index=UIDS, config=settings)[0]
+
+
+def test_opo_equals_the_host():
+    assert_close(ours("opo"), host("opo"), **CLOSE)
+
+
+@pytest.mark.parametrize(("by_std", "options"), [(True, "scale=group_std,conventions=verl"), (False, "singleton=raw")])
+def test_best_of_k_equals_the_host(by_std, options):
+    """verl takes no group of one; ours is left out of the comparison."""
+    several = UIDS != "c"
+    wanted = core_algos.get_adv_estimator_fn("grpo_passk")(
+        token_level_rewards=at_end(OUTCOMES)[several],
+        response_mask=MASK[several].long(),
+        index=UIDS[several],
+        config=algorithm(norm_adv_by_std_in_grpo=by_std),
+    )[0]
+    found = ours("grpo_passk", algorithm(grpo_variants={"options": options}))
+    assert_close(found[several], wanted, **CLOSE)
+    assert (wanted > 0).sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "in_host", "here"),
+    [
+        # Four of eight in the mixed group; every reward counts as not 0 in verl, so that nothing is raised.
+        ([1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 1.0, 8 / 3),
+        # Rewards of 0 and 1, where the groups without signal are all wrong: the same.
+        ([1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], 4.0, 8 / 3),
+    ],
+)
+def test_gpg_raises_by_another_number(rewards, in_host, here):
+    """The authors raise by all responses over those whose group has a signal, here the three of group b."""
+    rewards = torch.tensor(rewards)
+    centred = rewards[0] - rewards[[0, 2, 4]].mean()
+    assert host("gpg", rewards)[0, 0].item() == pytest.approx(in_host * centred.item(), rel=1e-5)
+    found = gv.advantages("gpg", rewards, UIDS.tolist())
+    assert found[0].item() == pytest.approx(here * centred.item(), rel=1e-5)
+
+
+def test_gpg_equals_the_host_where_every_right_answer_is_in_a_mixed_group_that_is_all_right_but_one():
+    """Two prompts of three, mixed, with rewards that are all not 0: both raise by 1."""
+    mask, uids = torch.ones(6, 2, dtype=torch.long), np.array(list("aaabbb"), dtype=object)
+    rewards = torch.tensor([1.0, 2.0, 4.0, -1.0, 1.0, 3.0])
+    placed = torch.stack([torch.zeros(6), rewards], 1)
+    wanted = core_algos.get_adv_estimator_fn("gpg")(placed, mask, uids, config=algorithm())[0]
+    assert_close(gv.advantages("gpg", rewards, uids.tolist()).unsqueeze(1) * mask, wanted, **CLOSE)
+
+
+SEVERAL = torch.tensor([[1.0, 0.2], [0.0, 3.0], [0.0, 1.0], [1.0, 2.0], [1.0, 5.0], [0.5, 1.0], [0.0, 0.5], [1.0, 1.5]])
+
+
+@pytest.mark.parametrize("weights", [None, [2.0, -0.5]])
+def test_gdpo_equals_the_host(weights):
+    """The reward functions' values come from the batch; the second stage is over tokens in verl."""
+    config = algorithm(gdpo_reward_keys=["exact", "format"], gdpo_reward_weights=weights)
+    prompts = torch.ones(8, 3, dtype=torch.long)
+    batch = {"prompts": prompts, "attention_mask": torch.cat([prompts, MASK.long()], 1)}
+    columns = {name: SEVERAL[:, k].numpy() for k, name in enumerate(("exact", "format"))}
+    wanted = host("gdpo", SEVERAL.sum(1), config, non_tensor_batch=columns, batch=batch)
+    found = gv.advantages(
+        gv.get("gdpo,conventions=verl"), SEVERAL, UIDS.tolist(), lengths=MASK.sum(1), reward_weights=weights
+    )
+    assert_close(found.unsqueeze(1) * MASK, wanted, **CLOSE)
+    by_response = gv.advantages(
+        gv.get("gdpo,conventions=verl,credit.over=responses"), SEVERAL, UIDS.tolist(), reward_weights=weights
+    )
+    assert (by_response - found).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("token_rewards", [False, True])
+def test_the_optimal_token_baseline_equals_the_host(token_rewards):
+    torch.manual_seed(0)
+    rewards = torch.randn(MASK.shape) * MASK if token_rewards else at_end(OUTCOMES)
+    old, squares = -torch.rand(MASK.shape) - 0.1, torch.rand(MASK.shape)
+    inputs = {"old_log_probs": old, "sum_pi_squared": squares}
+    given = {"token_level_rewards": rewards, "response_mask": MASK.long(), "index": UIDS}
+    wanted = core_algos.get_adv_estimator_fn("optimal_token_baseline")(**given, **inputs)[0]
+    config = algorithm(grpo_variants={"options": "conventions=verl"})
+    found = core_algos.get_adv_estimator_fn("gv_otb")(**given, **inputs, config=config)[0]
+    assert_close(found, wanted, **CLOSE)
+    assert wanted[1, 4] == wanted[1, 4:].sum() != 0, "the longest response's tail keeps its return"
+
+
+def test_with_extend_host_the_optimal_token_baseline_is_not_refused():
+    assert list(advantage_refusals(gv.get("otb"), extended=True)) == []
+    (reason,) = advantage_refusals(gv.get("otb"))
+    assert "calculate_sum_pi_squared=True" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("spo", "spo: it remembers the prompts of earlier steps, and verl gives every prompt a new uid in every step"),
+        ("dcpo", "dcpo: it remembers the prompts of earlier steps"),
+        ("gdpo", "gdpo: verl hands the values of single reward functions to its own estimator only. Use algorithm.adv"),
+        (
+            "gtpo_entropy",
+            "gtpo_entropy: verl does not hand this over to a plugin. credit=entropy_tokens needs entropy=",
+        ),
+    ],
+)
+def test_what_verl_cannot_give_is_refused_with_the_reason(name, reason):
+    (found,) = advantage_refusals(gv.get(name))
+    assert found.startswith(reason)
