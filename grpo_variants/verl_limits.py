@@ -37,17 +37,10 @@ def loss_form(variant: Variant) -> Variant:
     return replace(variant, kl=None, correction=own, ratio=ratio)
 
 
-<<<<<<< HEAD
 def advantage_refusals(variant: Variant, extra: Collection[str] = ()) -> Iterator[str]:
     """Why verl cannot give an estimator what this advantage rule needs; nothing where it can.
 
     extra: inputs that it hands over besides, of `EXTRA_INPUTS`.
-=======
-def advantage_refusals(variant: Variant, extended: bool = False) -> Iterator[str]:
-    """Why verl cannot give an estimator what this advantage rule needs; nothing where it can.
-
-    extended: whether `extend_host` hands on what verl keeps for its own names.
->>>>>>> origin/wider
     """
     if isinstance(variant.baseline, Greedy):
         yield (
@@ -55,7 +48,18 @@ def advantage_refusals(variant: Variant, extended: bool = False) -> Iterator[str
             "trainer.use_v1=False (the V1 trainer draws none)."
         )
         return
-<<<<<<< HEAD
+    if variant.remembers:
+        yield (
+            f"{variant.name}: it remembers the prompts of earlier steps, and verl gives every prompt a new uid in "
+            "every step, so that none would be met again. It runs in TRL, and with gv.advantages in your own trainer."
+        )
+        return
+    if isinstance(variant.credit, Decoupled):
+        yield (
+            f"{variant.name}: verl hands the values of single reward functions to its own estimator only. Use "
+            f"{words.ESTIMATOR}=gdpo with algorithm.gdpo_reward_keys, which is this one under conventions=verl."
+        )
+        return
     complaint = _dry_run(variant, extra)
     if complaint is None:
         return
@@ -77,33 +81,6 @@ def _dry_run(variant: Variant, extra: Collection[str]) -> str | None:
     rewards = token_rewards.sum(1)
     rollouts = Rollouts(rewards=rewards, groups=[0, 0, 1, 1], mask=mask, token_rewards=token_rewards, **given)
     return _complaint(lambda: advantages(advantage_form(variant), rollouts))
-=======
-    if variant.remembers:
-        yield (
-            f"{variant.name}: it remembers the prompts of earlier steps, and verl gives every prompt a new uid in "
-            "every step, so that none would be met again. It runs in TRL, and with gv.advantages in your own trainer."
-        )
-        return
-    if isinstance(variant.credit, Decoupled):
-        yield (
-            f"{variant.name}: verl hands the values of single reward functions to its own estimator only. Use "
-            f"{words.ESTIMATOR}=gdpo with algorithm.gdpo_reward_keys, which is this one under conventions=verl."
-        )
-        return
-    mask = torch.ones(4, 3, dtype=torch.bool)
-    token_rewards = torch.tensor([[0.0, 0.0, r] for r in (1.0, 0.0, 0.0, 1.0)])
-    ends = mask if isinstance(variant.credit, Process) else None
-    rollouts = Rollouts(
-        rewards=token_rewards.sum(1),
-        groups=[0, 0, 1, 1],
-        mask=mask,
-        token_rewards=token_rewards,
-        step_ends=ends,
-        old_logp=-torch.ones(4, 3) if extended else None,
-        sum_pi_squared=torch.full((4, 3), 0.5) if extended else None,
-    )
-    yield from _failure(variant, lambda: advantages(advantage_form(variant), rollouts))
->>>>>>> origin/wider
 
 
 def loss_refusals(variant: Variant) -> Iterator[str]:

@@ -91,11 +91,7 @@ def reports(run: Run) -> Iterator[str]:
 
 
 def _estimator_refusals(run: Run, variant: Variant) -> Iterator[str]:
-<<<<<<< HEAD
     yield from advantage_refusals(variant, extra_inputs(run))
-=======
-    yield from advantage_refusals(variant, bool(node_of(run.config.algorithm).get("extend_host")))
->>>>>>> origin/wider
     if isinstance(variant.credit, Process) and node_of(run.config.algorithm).get("step_rewards") is None:
         yield step_rewards_needed(variant.name)
 

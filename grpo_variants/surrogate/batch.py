@@ -33,9 +33,15 @@ class _OfBatch(Surrogate):
         return given if set(self.names) <= set(given) else self.thresholds(log_ratio.detach(), x)
 
 
+def _ordered(value: Tensor, among: Tensor) -> Tensor:
+    """The values where `among` holds, rising, then +inf; one of these at least, for a batch without tokens."""
+    beyond = value.new_full((1,), float("inf"))
+    return torch.cat([select(among, value, float("inf")).flatten(), beyond]).sort().values
+
+
 def smallest(value: Tensor, among: Tensor, count: Tensor) -> Tensor:
     """The count-th smallest value where `among` holds, 0-d; +inf where it holds less often."""
-    ordered = select(among, value, float("inf")).flatten().sort().values
+    ordered = _ordered(value, among)
     place = (count.long() - 1).clamp(0, ordered.numel() - 1)
     return ordered.gather(0, place.reshape(1)).squeeze(0)
 
@@ -235,7 +241,7 @@ class M2po(_OfBatch):
         """The range of the log ratio, tau; +inf where nothing has to be clipped."""
         harmful = x.mask & (x.advantages * log_ratio > 0)
         count, squares = harmful.sum(), log_ratio.square()
-        ordered = select(harmful, squares, float("inf")).flatten().sort().values
+        ordered = _ordered(squares, harmful)
         places = torch.arange(ordered.numel(), device=ordered.device)
         inside = places < count
         finite = select(inside, ordered)

@@ -47,7 +47,7 @@ def test_no_responses_or_no_columns_give_a_zero_loss_that_runs_backward(spec, sh
     """What a rank has left when every row of its micro-batch was skipped."""
     logp = torch.zeros(shape, requires_grad=True)
     others = dict.fromkeys(("mask", "ref_logp", "rollout_logp", "entropy"), torch.zeros(shape))
-    x = gv.Tokens(logp=logp, advantages=torch.zeros(shape[0]), **others)
+    x = gv.Tokens(logp=logp, advantages=torch.zeros(shape[0]), row_weights=torch.ones(shape[0]), **others)
     out = gv.policy_loss(spec, x, gv.Counts(tokens=5, sequences=2, length=3))
     out.loss.backward()
     assert out.loss == 0
@@ -59,8 +59,10 @@ def test_no_responses_or_no_columns_give_a_zero_loss_that_runs_backward(spec, sh
 @pytest.mark.parametrize("name", gv.names())
 def test_no_responses_have_no_advantages(name):
     empty = torch.zeros(0, 3)
-    inputs = dict.fromkeys(("mask", "token_rewards", "step_ends", "old_logp", "ref_logp"), empty)
-    found = gv.advantages(name, torch.zeros(0), [], greedy_rewards=torch.zeros(0), **inputs)
+    named = ("mask", "token_rewards", "step_ends", "old_logp", "ref_logp", "entropy", "sum_pi_squared")
+    inputs = {**dict.fromkeys(named, empty), "greedy_rewards": torch.zeros(0)}
+    state = gv.Memory() if gv.get(name).remembers else None
+    found = gv.advantages(name, torch.zeros(0), [], state=state, **inputs)
     assert found.shape == ((0, 3) if gv.get(name).per_token else (0,))
 
 
