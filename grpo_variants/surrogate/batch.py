@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grpo_variants.checks import check_number
 from grpo_variants.inputs import Counts, Number, Tokens
-from grpo_variants.masked import select
+from grpo_variants.masked import low_and_high, select
 from grpo_variants.ratio import Ratio, TokenRatio
 from grpo_variants.surrogate.base import Surrogate, Term
 from grpo_variants.surrogate.clipping import clip_between
@@ -141,8 +141,8 @@ class KlCov(_Covariance):
         """Means, and the smallest covariance that is penalised."""
         values = self.means(x)
         least = -smallest(-self.covariance(x, values), x.mask, _share_of(x, self.fraction))
-        low, high = (select(x.mask, x.advantages, fill) for fill in (float("inf"), float("-inf")))
-        return {**values, "covariance": torch.where(low.amin() < high.amax(), least, float("inf"))}
+        low, high = low_and_high(x.advantages, x.mask)
+        return {**values, "covariance": torch.where(low < high, least, float("inf"))}
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
         """Loss [B, T]."""
