@@ -577,8 +577,8 @@ _CLIPPED: tuple[Variant, ...] = (
         ),
         note=(
             "The paper masks tokens until the mean of the squared log ratios is within the budget; its code clips at "
-            "the "
-            "range that the budget leaves, but not tighter than 0.7 and 1.5, which is taken. The range spans the batch."
+            "the range that the budget leaves, but not tighter than 0.7 and 1.5, which is taken. The range spans the "
+            "batch: without the step's thresholds each micro-batch finds its own."
         ),
     ),
     replace(
