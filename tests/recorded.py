@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import grpo_variants as gv
+from grpo_variants.cli.translate import run_settings
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(os.environ.get("GRPO_VARIANTS_EXCHANGE", ROOT / "build" / "cross_host"))
@@ -50,8 +51,26 @@ def batch():
 
 
 def runnable():
-    """Variants with one reward a response: what both hosts have."""
-    return [name for name in gv.names() if type(gv.get(name).credit).__name__ != "Process"]
+    """Variants that both hosts run on this batch, in micro-batches: not every input is recorded."""
+    return [name for name in gv.names() if not any(why(gv.get(name)) for why in NOT_COMPARED)]
+
+
+def refused_by_verl(variant):
+    """Also those with one reward a step, or with inputs that verl keeps for its own names."""
+    try:
+        run_settings(variant)
+    except ValueError:
+        return True
+    return False
+
+
+NOT_COMPARED = (
+    lambda variant: type(variant.credit).__name__ == "Process",
+    refused_by_verl,
+    lambda variant: variant.needs_rollout_logp,  # the hosts get an engine's numbers in different ways
+    lambda variant: getattr(variant.transform, "k", 0) >= GROUP_SIZE,  # pass@4 of four responses: no signal
+    lambda variant: variant.surrogate.whole_batch,  # of a micro-batch, and the hosts' are of different sizes
+)
 
 
 def core(name):
