@@ -106,9 +106,9 @@ def test_the_hosts_rollout_correction_is_on_the_card(words, spec):
 
 
 def test_what_the_card_cannot_describe_it_says():
-    found = card_of(f"{ESTIMATOR}=grpo_passk", f"{LOSS}=gv_gspo", "algorithm.rollout_correction.bypass_mode=True")
+    found = card_of(f"{ESTIMATOR}=gae", f"{LOSS}=gv_gspo", "algorithm.rollout_correction.bypass_mode=True")
     assert found.notes == (
-        "Advantages are verl's own grpo_passk, which this card does not describe.",
+        "Advantages are verl's own gae, which this card does not describe.",
         "Bypass mode: the old log-probabilities are the rollout engine's.",
     )
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 
 import grpo_variants as gv
-from grpo_variants.verl_limits import advantage_refusals
+from grpo_variants.verl_limits import EXTRA_INPUTS, advantage_refusals
 
 MASK = torch.arange(5) < torch.tensor([[3], [5], [2], [1], [4], [4], [5], [2]])
 UIDS = np.array(["b", "a", "b", "a", "b", "c", "a", "a"], dtype=object)
@@ -128,7 +128,7 @@ def test_the_optimal_token_baseline_equals_the_host(token_rewards):
 
 
 def test_with_extend_host_the_optimal_token_baseline_is_not_refused():
-    assert list(advantage_refusals(gv.get("otb"), extended=True)) == []
+    assert list(advantage_refusals(gv.get("otb"), EXTRA_INPUTS)) == []
     (reason,) = advantage_refusals(gv.get("otb"))
     assert "calculate_sum_pi_squared=True" in reason
 
