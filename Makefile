@@ -4,6 +4,7 @@ PYTHON ?= python3
 # On Linux pip takes the CUDA build of torch unless it is pointed at a CPU build, for example with PIP_INDEX_URL.
 TORCH ?= torch==2.13.0
 ARGS ?=
+VARIANT ?= rloo
 
 SHELL := /bin/bash
 MAKEFLAGS += --jobs=2
@@ -14,13 +15,16 @@ LOGS := build/tests
 PIP := bin/python -m pip install -qq --no-compile --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow lint environments clean
+.PHONY: help quickstart quickstart-verl test test-slow lint environments clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(TRL)/.installed ## Train a small model with LoRA, no GPU needed; options in ARGS="--variant rloo --seed 1"
 	$(TRL)/bin/python examples/quickstart.py $(ARGS)
+
+quickstart-verl: $(VERL)/.installed-test ## Two steps of verl's own trainer with LoRA and a variant, no GPU needed (VARIANT=dapo)
+	PYTHON=$(VERL)/bin/python examples/verl_lora.sh --cpu-smoke $(VARIANT)
 
 test: environments lint ## Everything: format, lint, types, all tests in both environments
 	@$(call both,)

@@ -68,7 +68,7 @@ def test_commands_and_make_targets_exist():
     assert used - known == set()
     assert {"trl", "list", "show"} <= used
     targets = set(re.findall(r"^make ([\w-]+)", "\n".join(readme.blocks("sh")), re.MULTILINE))
-    assert targets == {"quickstart", "test"}
+    assert targets == {"quickstart", "quickstart-verl", "test"}
     assert targets <= set(re.findall(r"^([\w-]+):", (readme.ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
