@@ -217,13 +217,15 @@ def report(result: Result, variant: Variant) -> None:
     console.print(f"\n[bold]Reward on held-out prompts: {result.before:.2f} before, {result.after:.2f} after[/]\n")
     for what, path in result.files.items():
         console.print(f"{what:<13}{path}", soft_wrap=True)
+    console.print()
     scripts = Path(sys.executable).parent
     if scripts.is_relative_to(Path.cwd()):
         scripts = scripts.relative_to(Path.cwd())
-    console.print(f"\nWhat {variant.name} is:            {scripts}/grpo-variants show {variant.name}", soft_wrap=True)
-    console.print(
-        f"Another of the family: {scripts}/python {sys.argv[0]} --variant rloo --output runs/rloo", soft_wrap=True
-    )
+    for what, command in (
+        (f"What {variant.name} is:", f"grpo-variants show {variant.name}"),
+        ("Another of the family:", f"python {sys.argv[0]} --variant rloo --output runs/rloo"),
+    ):
+        console.print(f"{what:<23}{scripts}/{command}", soft_wrap=True)
 
 
 if __name__ == "__main__":
