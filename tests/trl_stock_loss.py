@@ -24,6 +24,26 @@ class OneProcess:
         return value
 
 
+def batch(seed=0, rows=8, width=7, spread=0.4):
+    """Off-policy tokens of ragged responses, spread wide enough for every clip to bind somewhere."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(scale, shift=0.0):
+        return torch.randn(rows, width, generator=g, dtype=torch.float64) * scale + shift
+
+    lengths = torch.randint(1, width + 1, (rows,), generator=g)
+    logp = normal(0.5, -1.5)
+    return {
+        "logp": logp,
+        "old_logp": logp + normal(spread),
+        "ref_logp": logp + normal(spread),
+        "rollout_logp": logp + normal(spread),
+        "entropy": normal(0.3, 1.0).abs().float(),
+        "mask": torch.arange(width) < lengths.unsqueeze(1),
+        "advantages": torch.randn(rows, generator=g, dtype=torch.float64),
+    }
+
+
 def stub(logp, entropy, training=True, accumulation=1, steps=1, **flags):
     """A trainer that answers the forward pass with the given log-probabilities."""
     args = GRPOConfig(

@@ -6,29 +6,9 @@ import pytest
 import torch
 from trl import GRPOTrainer
 from trl.experimental.gmpo import GMPOTrainer
-from trl_stock_loss import stock_loss, stub
+from trl_stock_loss import batch, stock_loss, stub
 
 import grpo_variants as gv
-
-
-def batch(seed=0, rows=8, width=7, spread=0.4):
-    """Off-policy tokens of ragged responses, none of them empty."""
-    g = torch.Generator().manual_seed(seed)
-
-    def normal(scale, shift=0.0):
-        return torch.randn(rows, width, generator=g, dtype=torch.float64) * scale + shift
-
-    lengths = torch.randint(1, width + 1, (rows,), generator=g)
-    logp = normal(0.5, -1.5)
-    return {
-        "logp": logp,
-        "old_logp": logp + normal(spread),
-        "ref_logp": logp + normal(spread),
-        "rollout_logp": logp + normal(spread),
-        "entropy": normal(0.3, 1.0).abs().float(),
-        "mask": torch.arange(width) < lengths.unsqueeze(1),
-        "advantages": torch.randn(rows, generator=g, dtype=torch.float64),
-    }
 
 
 def ours(spec, data):
