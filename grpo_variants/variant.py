@@ -183,7 +183,9 @@ class Variant:
     objective (ratio, surrogate, kl, correction, aggregation, tokens) where the loss is computed, the rollout rule
     (filter, overlong) where responses are sampled; `AXES` says which end an axis acts at. A KL with placement=reward
     acts in the advantage rule.
-    note: where papers and code disagree, and which of them was taken.
+    note: where papers and code disagree, and which of them was taken. confirmed: where its values were read, in the
+    paper and in its authors' code. unconfirmed: the values that were found in neither, and where they are from; a
+    catalogue entry that has such values is in `contrib`.
 
     Frozen, hashable and picklable; a combination that means nothing raises ValueError with the reason.
     """
@@ -207,6 +209,8 @@ class Variant:
     summary: str = ""
     formula: str = ""
     note: str = ""
+    confirmed: str = ""
+    unconfirmed: str = ""
     references: tuple[Reference, ...] = ()
     hosts: tuple[tuple[str, str], ...] = ()
 
@@ -225,6 +229,11 @@ class Variant:
         from grpo_variants.options import spec_string
 
         return spec_string(self)
+
+    @property
+    def contrib(self) -> bool:
+        """Whether a value of it was found in neither the paper nor its authors' code."""
+        return bool(self.unconfirmed)
 
     @property
     def kl_in_loss(self) -> bool:

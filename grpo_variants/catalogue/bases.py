@@ -1,0 +1,32 @@
+"""The two members that most others change in one thing or two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo_variants.aggregation import SequenceMean, TokenMean
+from grpo_variants.baseline import GroupMean
+from grpo_variants.filters import ZeroVariance
+from grpo_variants.ratio import TokenRatio
+from grpo_variants.scale import GroupStd
+from grpo_variants.shaping import Mask
+from grpo_variants.surrogate import Clip
+from grpo_variants.variant import Variant
+
+# GRPO without its KL, as most of the family runs it; an entry that starts here says what it changes.
+GRPO = Variant(
+    name="base",
+    baseline=GroupMean(),
+    scale=GroupStd(),
+    ratio=TokenRatio(),
+    surrogate=Clip(),
+    aggregation=SequenceMean(),
+)
+DAPO = replace(
+    GRPO,
+    surrogate=Clip(low=0.2, high=0.28),
+    aggregation=TokenMean(),
+    filter=ZeroVariance(),
+    overlong=Mask(),
+)
+TOKEN_COUNTS = "where a window's token counts are equal"

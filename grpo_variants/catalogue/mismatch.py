@@ -1,0 +1,131 @@
+"""Members that correct for what the rollout engine did otherwise than the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo_variants.catalogue import references as papers
+from grpo_variants.catalogue.bases import DAPO, GRPO, TOKEN_COUNTS
+from grpo_variants.correction import Kpop, OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
+from grpo_variants.divergence import K3
+from grpo_variants.scale import NoScale
+from grpo_variants.variant import Variant
+
+MISMATCH: tuple[Variant, ...] = (
+    replace(
+        DAPO,
+        name="tis",
+        correction=(TokenTruncate(cap=2.0),),
+        summary="DAPO with truncated importance sampling: each token weighted by the trainer's ratio to the engine.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} \min\Big(\frac{\pi_{\mathrm{old}}(y_{it})}{\mu(y_{it})}, 2\Big)\,"
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i)"
+        ),
+        references=(papers.YAO, papers.YU),
+        hosts=(
+            (
+                "trl",
+                "equals loss_type='dapo' with epsilon_high=0.28 and vllm_importance_sampling_mode='token_truncate', "
+                f"vllm_importance_sampling_clip_max=2, under conventions=trl, {TOKEN_COUNTS}",
+            ),
+            (
+                "verl",
+                "equals loss vanilla with token-mean, clip_ratio_high=0.28 and rollout_correction.rollout_is=token, "
+                "rollout_is_threshold=2, under conventions=verl",
+            ),
+        ),
+    ),
+    replace(
+        DAPO,
+        name="seq_mis",
+        correction=(SequenceMask(low=None, high=3.0),),
+        summary="DAPO with masked importance sampling: a response is weighted by its whole ratio, or dropped above 3.",
+        formula=(
+            r"W_i = \prod_t \frac{\pi_{\mathrm{old}}(y_{it})}{\mu(y_{it})},\quad L = -\frac{1}{\sum_i l_i}\sum_{i,t} "
+            r"W_i\,1[W_i \le 3]\,\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i)"
+        ),
+        references=(papers.LIU_COLLAPSE, papers.YU),
+        hosts=(
+            (
+                "trl",
+                "equals loss_type='dapo' with epsilon_high=0.28 and vllm_importance_sampling_mode='sequence_mask', "
+                f"whose maximum of 3 is the host's default, under conventions=trl, {TOKEN_COUNTS}",
+            ),
+            (
+                "verl",
+                "equals loss vanilla with token-mean, clip_ratio_high=0.28 and rollout_correction.rollout_is=sequence "
+                "with a threshold of two bounds, under conventions=verl",
+            ),
+        ),
+    ),
+    replace(
+        GRPO,
+        name="icepop",
+        correction=(TokenMask(low=0.5, high=5.0),),
+        summary="GRPO in which a token counts only where trainer and engine agree on its probability within a band.",
+        formula=(
+            r"w_{it} = \frac{\pi_{\mathrm{old}}(y_{it})}{\mu(y_{it})},\quad "
+            r"L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t w_{it}\,1[0.5\le w_{it}\le 5]\,"
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp0.2) A_i)"
+        ),
+        references=(papers.RING,),
+        hosts=(
+            (
+                "trl",
+                "equals loss_type='grpo' with vllm_importance_sampling_mode='token_mask' from 0.5 to 5, under "
+                "conventions=trl",
+            ),
+            (
+                "verl",
+                "equals loss vanilla with seq-mean-token-mean and rollout_correction.rollout_is=token, "
+                "rollout_is_threshold='0.5_5.0', under conventions=verl",
+            ),
+        ),
+    ),
+    replace(
+        GRPO,
+        name="kpop",
+        correction=(Kpop(),),
+        summary="GRPO in which a token counts only where trainer and engine agree in binary KL, both ways.",
+        formula=(
+            r"L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t w_{it}\,1[\max(D(p\|q), D(q\|p)) \le 0.1]\,"
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp0.2) A_i),\quad "
+            r"D(p\|q) = p\ln\tfrac{p}{q} + (1-p)\ln\tfrac{1-p}{1-q},\ p = \pi_{\mathrm{old}}(y_{it}),\ q = \mu(y_{it})"
+        ),
+        references=(papers.GUO_KPOP, papers.RING),
+        hosts=(
+            ("trl", "no counterpart: weights are bounded by their ratio only"),
+            ("verl", "no counterpart: 0.9.1 has no rejection by a binary KL of both directions"),
+        ),
+        note=(
+            "The weight itself stays, as in IcePop and AReaL; a pull request for verl rejects without it. The "
+            "threshold of "
+            "0.1 is the authors', as prime-rl quotes it."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="deepseek_v32",
+        scale=NoScale(),
+        kl=K3(beta=1e-3, weighted="ratio"),
+        correction=(OffPolicyMask(threshold=0.5),),
+        summary=(
+            "GRPO of DeepSeek-V3.2: unbiased k3, and wrong responses that have drifted are dropped; beta and threshold "
+            "are not published, these are R1's and TRL's."
+        ),
+        formula=(
+            r"A_i = r_i - \operatorname{mean}_g r,\quad L = \frac{1}{N}\sum_i\frac{1}{l_i}\sum_t\left[-M_i "
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp0.2) A_i) + \beta\,\rho_{it}\, k_3\right],\quad "
+            r"M_i = 0 \text{ if } A_i < 0 \text{ and } \tfrac{1}{l_i}\sum_t \log\tfrac{\mu}{\pi} > 0.5"
+        ),
+        references=(papers.DEEPSEEK_V32,),
+        hosts=(
+            (
+                "trl",
+                "equals loss_type='grpo' with scale_rewards='none', beta=0.001 and off_policy_mask_threshold=0.5, "
+                "under conventions=trl",
+            ),
+            ("verl", "no counterpart: neither a KL weighted by the ratio nor the mask of drifted responses"),
+        ),
+    ),
+)

@@ -1,0 +1,76 @@
+"""Members that combine known parts anew: a clip bound, an aggregation, a choice of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo_variants.aggregation import SequenceSum, TokenMean
+from grpo_variants.catalogue import references as papers
+from grpo_variants.catalogue.bases import DAPO, GRPO, TOKEN_COUNTS
+from grpo_variants.divergence import K3
+from grpo_variants.filters import TopEntropy
+from grpo_variants.ratio import SequenceRatio
+from grpo_variants.surrogate import Clip
+from grpo_variants.variant import Variant
+
+RECOMBINED: tuple[Variant, ...] = (
+    replace(
+        GRPO,
+        name="two_sided",
+        surrogate=Clip(dual=4.0),
+        kl=K3(beta=1e-3),
+        aggregation=TokenMean(),
+        summary="Two-sided clip of INTELLECT-2: the ratio of a token with a negative advantage is capped at 4 as well.",
+        formula=(
+            r"L = \frac{1}{\sum_i l_i}\sum_{i,t}\left[-\min(\min(\rho_{it}, \delta) A_i, "
+            r"\operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i) + \beta\, k_3\right],\quad \delta = 4"
+        ),
+        references=(papers.PRIME,),
+        hosts=(
+            ("trl", f"equals loss_type='dapo' with delta=4 and beta=0.001, under conventions=trl, {TOKEN_COUNTS}"),
+            ("verl", "equals loss vanilla with token-mean and clip_ratio_c=4, whose default is 3"),
+        ),
+    ),
+    replace(
+        GRPO,
+        name="luspo",
+        ratio=SequenceRatio(),
+        surrogate=Clip(low=2e-3, high=2.5e-3),
+        aggregation=SequenceSum(),
+        summary="GSPO without its length bias: each response's loss is multiplied by its length.",
+        formula=(
+            r"L = -\frac{1}{N}\sum_i l_i \min(s_i A_i, "
+            r"\operatorname{clip}(s_i, 1-2\cdot10^{-3}, 1+2.5\cdot10^{-3}) A_i),\quad "
+            r"s_i = \exp\Big(\frac{1}{l_i}\sum_t \log\rho_{it}\Big)"
+        ),
+        references=(papers.LIU_LUSPO,),
+        hosts=(
+            (
+                "trl",
+                "equals loss_type='luspo' with importance_sampling_level='sequence', epsilon=2e-3 and "
+                "epsilon_high=2.5e-3, under conventions=trl",
+            ),
+            ("verl", "no counterpart: loss gspo is the token form; with seq-mean-token-sum its gradient is this one's"),
+        ),
+    ),
+    replace(
+        DAPO,
+        name="forking_tokens",
+        tokens=TopEntropy(fraction=0.2),
+        summary="DAPO on the fifth of the tokens with the highest entropy, where a response forks.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} 1[H_{it} \ge \tau]\, "
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i),\quad "
+            r"\tau = \text{the 80 \% quantile of the batch's } H"
+        ),
+        references=(papers.WANG_FORKING, papers.YU),
+        hosts=(
+            (
+                "trl",
+                "equals loss_type='dapo' with epsilon_high=0.28 and top_entropy_quantile=0.2, under conventions=trl, "
+                f"{TOKEN_COUNTS}",
+            ),
+            ("verl", "no counterpart: a policy loss is not handed the entropies"),
+        ),
+    ),
+)

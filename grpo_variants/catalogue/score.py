@@ -1,0 +1,170 @@
+"""Members whose surrogate is a score function with a detached weight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo_variants.aggregation import PromptMean, SequenceSum, TokenMean
+from grpo_variants.baseline import NoBaseline
+from grpo_variants.catalogue import references as papers
+from grpo_variants.catalogue.bases import GRPO, TOKEN_COUNTS
+from grpo_variants.filters import ZeroVariance
+from grpo_variants.ratio import SequenceProduct, TokenRatio
+from grpo_variants.scale import BatchStd, NoScale
+from grpo_variants.surrogate import Cispo, DppoKl, DppoTv, Topr, Vespo
+from grpo_variants.variant import Variant
+
+_DPPO_NOTE = (
+    "The paper compares with the policy that sampled; verl with `old_log_prob`, which is that policy in bypass mode "
+    "only, "
+    "and its cap is clip_ratio_c, 3 unless it is set, where the paper recommends a large one (20)."
+)
+
+SCORE: tuple[Variant, ...] = (
+    replace(
+        GRPO,
+        name="cispo",
+        surrogate=Cispo(cap=5.0),
+        aggregation=TokenMean(),
+        filter=ZeroVariance(),
+        summary="Clipped importance weight: every token keeps a gradient, its detached weight is capped from above.",
+        formula=(r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} \operatorname{sg}[\min(\rho_{it}, 5)]\, A_i \log\pi(y_{it})"),
+        references=(papers.MINIMAX, papers.KHATRI),
+        hosts=(
+            ("trl", f"equals loss_type='cispo' with epsilon_high=5, under conventions=trl, {TOKEN_COUNTS}"),
+            (
+                "verl",
+                "equals loss cispo with token-mean, clip_ratio_low=1 and clip_ratio_high=4, under conventions=verl; "
+                "its "
+                "defaults are weights from 0.8 to 1.2",
+            ),
+        ),
+        note=(
+            "The paper leaves the lower bound away and does not give the upper one; 5 is ScaleRL's, as a weight. TRL's "
+            "epsilon_high is the weight itself (`surrogate.cap`) and 0.2 by default, which caps every weight at 0.2; "
+            "verl's clip_ratio_high is an offset, 1 + 0.2 (`surrogate.high`)."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="scalerl",
+        scale=BatchStd(of="centred"),
+        ratio=TokenRatio(anchor="rollout"),
+        surrogate=Cispo(cap=5.0),
+        aggregation=PromptMean(),
+        filter=ZeroVariance(),
+        summary="ScaleRL's recipe: CISPO against the engine's probabilities, batch deviation, mean over prompts.",
+        formula=(
+            r"A_i = \frac{r_i - \operatorname{mean}_g r}{\operatorname{std}_b(r - \operatorname{mean}_g r) + \epsilon},"
+            r"\quad L = -\frac{1}{P}\sum_g \frac{1}{\sum_{i\in g} l_i}\sum_{i\in g,t} "
+            r"\operatorname{sg}\Big[\min\Big(\frac{\pi(y_{it})}{\mu(y_{it})}, 5\Big)\Big] A_i \log\pi(y_{it})"
+        ),
+        references=(papers.KHATRI, papers.MINIMAX),
+        hosts=(
+            ("trl", "no counterpart: no mean over prompts, and a ratio to the old policy only"),
+            ("verl", "no counterpart: no mean over prompts; translate scales the advantages instead"),
+        ),
+        note=(
+            "Its authors drop prompts without signal and do not draw others in their place; `filter=zero_variance` "
+            "draws. "
+            "The output layer in float32 and the curriculum of the paper are the host's."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="topr",
+        baseline=NoBaseline(),
+        scale=NoScale(),
+        ratio=SequenceProduct(anchor="rollout"),
+        surrogate=Topr(),
+        aggregation=SequenceSum(),
+        summary="Tapered off-policy REINFORCE: right responses count fully, wrong ones by their ratio, at most 1.",
+        formula=(
+            r"S_i = \prod_t \frac{\pi(y_{it})}{\mu(y_{it})},\quad L = -\frac{1}{N}\sum_i c_i A_i \sum_t "
+            r"\log\pi(y_{it}),"
+            r"\quad c_i = 1 \text{ if } A_i \ge 0, \text{ else } \operatorname{sg}[\operatorname{clip}(S_i, 0, 1)]"
+        ),
+        references=(papers.LEROUX,),
+        hosts=(
+            ("trl", "no counterpart: no weight that depends on the sign of the advantage"),
+            ("verl", "no counterpart: no weight that depends on the sign of the advantage"),
+        ),
+        note=(
+            "Rewards are taken as they are, +1 and -1 in the paper, which studies the baseline as a parameter of its "
+            "own. "
+            "ROLL's topr takes token ratios and the sign of the reward; the paper's ratio is the whole response's."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="vespo",
+        ratio=SequenceProduct(bound_low=18.420680743952367),
+        surrogate=Vespo(),
+        aggregation=TokenMean(),
+        summary="A smooth, gamma-shaped weight of each response's ratio, asymmetric in the sign of the advantage.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} \operatorname{sg}[\varphi(S_i)]\, A_i \log\pi(y_{it}),\quad "
+            r"\varphi(S) = e^{\lambda} S^k e^{-\lambda S},\quad (k, \lambda) = (2, 3) \text{ if } A_i \ge 0, (3, 2) "
+            r"\text{ else}"
+        ),
+        references=(papers.SHEN_VESPO,),
+        hosts=(
+            ("trl", f"equals loss_type='vespo', under conventions=trl, {TOKEN_COUNTS}"),
+            ("verl", "no counterpart: no such weight"),
+        ),
+        note=(
+            "The authors' documentation says (2, 1.5) and (4, 2.5), their code and TRL (2, 3) and (3, 2), which are "
+            "taken. "
+            "TRL also clamps each token's log ratio to 20 before the sum, and multiplies rollout weights into the "
+            "ratio; "
+            "here a correction multiplies the loss."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="dppo_tv",
+        ratio=TokenRatio(anchor="rollout"),
+        surrogate=DppoTv(),
+        aggregation=TokenMean(),
+        summary="Trust region in probability: a token is dropped once its probability has moved 0.2 the way A pushes.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} k_{it} \operatorname{sg}[\min(\rho_{it}, 20)] A_i "
+            r"\log\pi(y_{it}),\quad "
+            r"k_{it} = 0 \text{ if } A_i > 0, \pi - \mu > 0.2 \text{ or } A_i < 0, \pi - \mu < -0.2"
+        ),
+        references=(papers.QI_DPPO,),
+        hosts=(
+            ("trl", "no counterpart: no trust region in probabilities"),
+            (
+                "verl",
+                "equals loss dppo_tv with token-mean and clip_ratio_c=20 in bypass mode, under conventions=verl",
+            ),
+        ),
+        note=_DPPO_NOTE,
+    ),
+    replace(
+        GRPO,
+        name="dppo_kl",
+        ratio=TokenRatio(anchor="rollout"),
+        surrogate=DppoKl(),
+        aggregation=TokenMean(),
+        summary="Trust region in the binary KL: a token is dropped once it has moved 0.05 nats the way A pushes.",
+        formula=(
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} k_{it} \operatorname{sg}[\min(\rho_{it}, 20)] A_i "
+            r"\log\pi(y_{it}),\quad "
+            r"k_{it} = 0 \text{ if } A_i (\pi - \mu) > 0 \text{ and } "
+            r"\mu\ln\tfrac{\mu}{\pi} + (1-\mu)\ln\tfrac{1-\mu}{1-\pi} > 0.05"
+        ),
+        references=(papers.QI_DPPO,),
+        hosts=(
+            ("trl", "no counterpart: no trust region in probabilities"),
+            (
+                "verl",
+                "equals loss dppo_kl with token-mean, clip_ratio_low and clip_ratio_high of 0.05 and clip_ratio_c=20 "
+                "in "
+                "bypass mode, under conventions=verl",
+            ),
+        ),
+        note=_DPPO_NOTE,
+    ),
+)

@@ -1,0 +1,97 @@
+"""Members that bend the objective away from large ratios instead of clipping each token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo_variants.aggregation import SequenceSum
+from grpo_variants.catalogue import references as papers
+from grpo_variants.catalogue.bases import GRPO
+from grpo_variants.ratio import SequenceProduct
+from grpo_variants.scale import NoScale
+from grpo_variants.surrogate import Dro, Gmpo, Quadratic, Sapo
+from grpo_variants.variant import Variant
+
+SOFT: tuple[Variant, ...] = (
+    replace(
+        GRPO,
+        name="sapo",
+        surrogate=Sapo(),
+        summary="A soft gate in place of the clip: a token fades out with its ratio, faster for negative advantages.",
+        formula=(
+            r"L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t \frac{4}{\tau}\,\sigma(\tau(\rho_{it} - 1))\, A_i,\quad "
+            r"\tau = 1 \text{ if } A_i > 0, \text{ else } 1.05"
+        ),
+        references=(papers.GAO_SAPO,),
+        hosts=(
+            ("trl", "equals loss_type='sapo', under conventions=trl"),
+            ("verl", "equals loss sapo, under conventions=verl"),
+        ),
+    ),
+    replace(
+        GRPO,
+        name="gmpo",
+        surrogate=Gmpo(),
+        summary="Geometric mean of a response's clipped ratios, less moved by one outlier than their mean.",
+        formula=(
+            r"L = -\frac{1}{N}\sum_i A_i \exp\Big(\frac{1}{l_i}\sum_t d^c_{it}\Big),\quad d^c_{it} = "
+            r"\min(\log\rho_{it}, 0.4) \text{ if } A_i > 0, \text{ else } \max(\log\rho_{it}, -0.4)"
+        ),
+        references=(papers.ZHAO_GMPO,),
+        hosts=(
+            ("trl", "equals trl.experimental.gmpo with its defaults, under conventions=trl"),
+            (
+                "verl",
+                "equals loss geo_mean with clip ratios of 0.4 where the micro-batch is the step; it averages the "
+                "micro-batch's responses whatever the step's counts",
+            ),
+        ),
+        note=(
+            "The paper's text gives the bounds as ratios, e^-0.4 and e^0.4; authors, TRL and verl clip in log space, "
+            "which is the same. A clip of the ratio to 1 -+ 0.4 is not."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="simple_policy_optimization",
+        surrogate=Quadratic(),
+        summary="Simple Policy Optimization: a quadratic penalty on the ratio whose optimum is where PPO would clip.",
+        formula=(
+            r"L = \frac{1}{N}\sum_i\frac{1}{l_i}\sum_t\Big[-\rho_{it} A_i + "
+            r"\frac{|A_i|}{2\epsilon}(\rho_{it} - 1)^2\Big],\quad \epsilon = 0.2"
+        ),
+        references=(papers.XIE_SPO,),
+        hosts=(
+            ("trl", "no counterpart: no quadratic penalty on the ratio"),
+            ("verl", "no counterpart: no quadratic penalty on the ratio"),
+        ),
+        note=(
+            "The paper's own experiments estimate advantages with a critic; GRPO's take their place. Single-stream "
+            "policy "
+            "optimisation (arXiv 2509.13232), also called SPO, is another algorithm."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="kimi_k15",
+        scale=NoScale(),
+        ratio=SequenceProduct(bound_low=None, bound_high=None),
+        surrogate=Dro(),
+        aggregation=SequenceSum(),
+        summary="Mirror descent of Kimi k1.5: policy gradient with a quadratic penalty on the response's log ratio.",
+        formula=(
+            r"A_i = r_i - \operatorname{mean}_g r,\quad L = \frac{1}{N}\sum_i\Big[-A_i \sum_t \log\pi(y_{it}) + "
+            r"\frac{\tau}{2}\Big(\sum_t \log\rho_{it}\Big)^2\Big],\quad \tau = 0.1"
+        ),
+        references=(papers.KIMI,),
+        hosts=(
+            ("trl", "no counterpart: no penalty on the log ratio to the old policy"),
+            ("verl", "no counterpart: loss dro penalises each token's log ratio; `ratio=token` equals it"),
+        ),
+        note=(
+            "The paper penalises the log ratio of the whole response and does not publish tau; 0.1 is ROLL's. verl's "
+            "and "
+            "Tinker's dro and ROLL's kimi15 penalise each token's: `kimi_k15,ratio=token`."
+        ),
+    ),
+)
