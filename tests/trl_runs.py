@@ -6,7 +6,16 @@ import torch
 from peft import LoraConfig
 from transformers import PrinterCallback
 
-EXTRAS = ("model", "eval_dataset", "callbacks", "peft_config", "tools", "rollout_func")
+EXTRAS = (
+    "model",
+    "train_dataset",
+    "eval_dataset",
+    "processing_class",
+    "callbacks",
+    "peft_config",
+    "tools",
+    "rollout_func",
+)
 
 
 def lora():
@@ -31,12 +40,11 @@ def make(folder, loss_type, trainer=gvt.VariantGRPOTrainer, config=gvt.VariantGR
         seed=1,
     )
     extra = {name: flags.pop(name) for name in EXTRAS if name in flags}
-    extra = {"model": tiny_model.model(), "peft_config": lora(), **extra}
+    usual = {"model": tiny_model.model(), "peft_config": lora(), "processing_class": tiny_model.tokenizer()}
+    extra = {"train_dataset": tiny_model.dataset(), **usual, **extra}
     made = trainer(
         reward_funcs=rewards or [tiny_model.exact, tiny_model.ones],
         args=config(output_dir=str(folder), loss_type=loss_type, **{**defaults, **flags}),
-        train_dataset=tiny_model.dataset(),
-        processing_class=tiny_model.tokenizer(),
         **extra,
     )
     made.remove_callback(PrinterCallback)

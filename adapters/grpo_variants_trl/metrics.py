@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants import Loss, keep_groups
+from grpo_variants_trl.greedy import GreedyPass
 from grpo_variants_trl.rollout import Gathered
 
 # TRL's names where TRL has the metric; the rest keep the core's names under gv/.
@@ -57,7 +58,7 @@ class WindowMetrics:
             self._log[NAMES.get(name, f"gv/{name}")].append(value)
         self._sums, self._extrema = {}, {}
 
-    def rollout(self, seen: Gathered, advantages: Tensor, kept: Tensor | None, greedy: Tensor | None) -> None:
+    def rollout(self, seen: Gathered, advantages: Tensor, kept: Tensor | None, greedy: GreedyPass | None) -> None:
         """Mend what TRL has logged about a generation batch by its own advantages, and add the variant's."""
         trainer, log = self.trainer, self._log
         weights = trainer.reward_weights.to(seen.rewards.device)
@@ -73,7 +74,9 @@ class WindowMetrics:
         if kept is not None:
             log["gv/kept_responses"].append(kept.float().mean().item())
         if greedy is not None:
-            log["gv/greedy_reward"].append((greedy * weights).nansum(1).mean().item())
+            total = (greedy.rewards * weights).nansum(1).masked_fill(greedy.rewards.isnan().all(1), float("nan"))
+            log["gv/greedy_reward"].append(total[greedy.prompts].nanmean().item())
+            log["gv/greedy_length"].append(greedy.lengths[greedy.prompts].float().mean().item())
 
 
 def _row_mean(advantages: Tensor, seen: Gathered) -> Tensor:

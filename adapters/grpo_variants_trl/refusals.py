@@ -53,14 +53,11 @@ def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> lis
             "does not report. Set use_vllm=True, or remove it (correction=none, ratio.anchor=old)."
         )
     others = [name for name in ("rollout_func", "tools", "environment_factory") if given.get(name)]
-    others += ["use_vllm"] if args.use_vllm else []
     if isinstance(variant.baseline, Greedy) and others:
         reasons.append(
-            "baseline=greedy draws a greedy response with transformers' generation, which is not combined with "
+            "baseline=greedy draws a greedy response of one turn by TRL's own generation, which is not combined with "
             f"{' and '.join(others)}. Remove it, or choose another baseline."
         )
-    if isinstance(variant.baseline, Greedy) and isinstance(variant.overlong, Penalty):
-        reasons.append("overlong=penalty shapes the sampled rewards and not the greedy baseline. Use overlong=keep.")
     if variant.tokens.denominator == "kept":
         reasons.append(
             "tokens.denominator=kept needs the number of kept tokens of the whole step before its first backward pass. "

@@ -1,8 +1,7 @@
-"""What happens to a generation batch: rewards to advantages, group filter, overlong rule, greedy baseline."""
+"""What happens to a generation batch: rewards to advantages, group filter, overlong rule."""
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +10,15 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from trl.data_utils import is_conversational
 
 from grpo_variants import Rollouts, Variant, advantages, keep_groups, soft_overlong_penalty
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import EntropyResponses, EntropyTokens
+from grpo_variants_trl.greedy import GreedyPass
 from grpo_variants_trl.windows import GROUP, KEEP, loss_mask
 
 READS_ENTROPY = (EntropyTokens, EntropyResponses)
-_GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
 
 
 class Gathered:
@@ -78,7 +76,7 @@ def variant_advantages(
     variant: Variant,
     out: dict[str, Any],
     seen: Gathered,
-    greedy: Any,
+    greedy: GreedyPass | None,
     **memory: Any,
 ) -> Tensor:
     """Advantages of every rank's responses under the variant: [N], or [N, T].
@@ -89,15 +87,14 @@ def variant_advantages(
     valid = ~rewards.isnan().all(1)
     if variant.overlong.statistics == "drop":
         valid &= ~seen.truncated
-    greedy_rewards = None if greedy is None else (greedy * weights).nansum(1)
+    baseline = None
+    if greedy is not None:
+        baseline = greedy.rewards
+        valid &= ~baseline.isnan().all(1)
     if isinstance(variant.overlong, Penalty):
-        penalty = soft_overlong_penalty(
-            seen.lengths,
-            trainer.max_completion_length,
-            variant.overlong.buffer,
-            variant.overlong.factor,
-        )
-        rewards = torch.cat([rewards, penalty.unsqueeze(1).to(rewards.dtype)], dim=1)
+        limit = trainer.max_completion_length
+        rewards = _with_penalty(rewards, seen.lengths, variant.overlong, limit)
+        baseline = None if greedy is None else _with_penalty(baseline, greedy.lengths, variant.overlong, limit)
         weights = torch.cat([weights, weights.new_ones(1)])
     token_inputs = {}
     reads_entropy = isinstance(variant.credit, READS_ENTROPY)
@@ -119,11 +116,17 @@ def variant_advantages(
             lengths=seen.loss_lengths,
             valid=valid,
             reward_weights=weights,
-            greedy_rewards=greedy_rewards,
+            greedy_rewards=baseline,
             **token_inputs,
         ),
         **memory,
     )
+
+
+def _with_penalty(rewards: Tensor, lengths: Tensor, rule: Penalty, limit: int) -> Tensor:
+    """Rewards [N, K] with the soft overlong punishment as one more function: [N, K + 1]."""
+    penalty = soft_overlong_penalty(lengths, limit, rule.buffer, rule.factor)
+    return torch.cat([rewards, penalty.unsqueeze(1).to(rewards.dtype)], dim=1)
 
 
 def filter_groups(trainer: Any, variant: Variant, out: dict[str, Any], seen: Gathered) -> Tensor | None:
@@ -147,32 +150,6 @@ def mark_groups(out: dict[str, Any], seen: Gathered) -> None:
     out[GROUP] = seen.own(seen.groups)
 
 
-def greedy_rewards(trainer: Any, inputs: list[dict[str, Any]], group_size: int) -> Tensor:
-    """Rewards of the policy's greedy response to each prompt, by reward function: [N, K], gathered.
-
-    One greedy response a prompt of this rank is generated; the responses of a prompt share it.
-    """
-    first = trainer.accelerator.process_index * len(inputs)
-    group = [(first + row) // group_size for row in range(len(inputs))]
-    owner = {g: row for row, g in reversed(list(enumerate(group)))}
-    prompts = [inputs[row]["prompt"] for row in owner.values()]
-    place = {g: index for index, g in enumerate(owner)}
-    ids, images, fields = trainer._tokenize_prompts(copy.deepcopy(prompts))
-    with _greedy_generation(trainer):
-        completion_ids, _ = trainer._generate_single_turn(ids, images, fields, 1)
-    texts = trainer.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-    conversational = is_conversational({"prompt": prompts[0]})
-    completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
-    chosen = [place[g] for g in group]
-    with _without_logging(trainer):
-        return trainer._calculate_rewards(
-            inputs,
-            [x["prompt"] for x in inputs],
-            [completions[c] for c in chosen],
-            [completion_ids[c] for c in chosen],
-        )
-
-
 @contextmanager
 def recorded_rewards(trainer: Any) -> Iterator[list[Tensor]]:
     """Collect what `_calculate_rewards` returns in a block, [N, K] gathered; what a subclass makes of it included."""
@@ -190,25 +167,3 @@ def recorded_rewards(trainer: Any) -> Iterator[list[Tensor]]:
         del trainer._calculate_rewards
         if own is not None:
             trainer._calculate_rewards = own
-
-
-@contextmanager
-def _greedy_generation(trainer: Any) -> Iterator[None]:
-    config, kwargs = trainer.generation_config, trainer.generation_kwargs
-    trainer.generation_config = copy.deepcopy(config)
-    trainer.generation_config.update(**_GREEDY)
-    trainer.generation_kwargs = {**kwargs, **_GREEDY}
-    try:
-        yield
-    finally:
-        trainer.generation_config, trainer.generation_kwargs = config, kwargs
-
-
-@contextmanager
-def _without_logging(trainer: Any) -> Iterator[None]:
-    """What reward functions log about greedy responses is not about the sampled ones that the tables show."""
-    extra, metrics = copy.deepcopy(trainer._pending_extra_logs), copy.deepcopy(trainer._pending_metrics)
-    try:
-        yield
-    finally:
-        trainer._pending_extra_logs, trainer._pending_metrics = extra, metrics

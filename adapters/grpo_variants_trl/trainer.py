@@ -19,13 +19,13 @@ from grpo_variants.filters import TopEntropy
 from grpo_variants_trl.cards import CardWriter, make_card
 from grpo_variants_trl.config import choice_of
 from grpo_variants_trl.entropy import EntropyBonus
+from grpo_variants_trl.greedy import greedy_pass
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.refusals import check_host
 from grpo_variants_trl.rollout import (
     READS_ENTROPY,
     Gathered,
     filter_groups,
-    greedy_rewards,
     mark_groups,
     prompt_keys,
     recorded_rewards,
@@ -105,7 +105,7 @@ class VariantGRPOTrainer(GRPOTrainer):
             out = super()._generate_and_score_completions(inputs)
         training = self.model.training
         group_size = self.num_generations if training else self.num_generations_eval
-        greedy = greedy_rewards(self, inputs, group_size) if isinstance(self.variant.baseline, Greedy) else None
+        greedy = greedy_pass(self, inputs, group_size) if isinstance(self.variant.baseline, Greedy) else None
         if self.variant.kl_in_reward:
             self._add_old_logps(out)
         if isinstance(self.variant.credit, READS_ENTROPY):

@@ -10,6 +10,7 @@ import pytest
 import recorded
 import tiny_model
 import torch
+from grpo_variants_trl.greedy import GreedyPass
 from trl import GRPOTrainer
 from trl_runs import make
 
@@ -41,10 +42,14 @@ def _recorded_rollouts():
         trainer._metrics["train"]["frac_reward_zero_std"].append(0.0)
         return recorded.batch()["rewards"].unsqueeze(1)
 
+    def greedy(*_):
+        found = recorded.batch()["greedy_rewards"].unsqueeze(1)
+        return GreedyPass(found, torch.ones(len(found)), torch.ones(len(found), dtype=torch.bool))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GRPOTrainer, "_generate_and_score_completions", rollouts)
         patch.setattr(GRPOTrainer, "_calculate_rewards", rewards)
-        patch.setattr(adapter, "greedy_rewards", lambda *_: recorded.batch()["greedy_rewards"].unsqueeze(1))
+        patch.setattr(adapter, "greedy_pass", greedy)
         yield
 
 

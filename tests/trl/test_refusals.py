@@ -88,15 +88,11 @@ REFUSALS = {
         {"max_completion_length": None},
         "aggregation=constant needs max_completion_length, or aggregation.length in the spec string.",
     ),
-    "greedy baseline with penalty": (
-        "gv_remax,overlong=penalty,overlong.buffer=4",
-        {},
-        "overlong=penalty shapes the sampled rewards and not the greedy baseline. Use overlong=keep.",
-    ),
     "greedy baseline with tools": (
         "gv_remax",
         {"tools": [max]},
-        "baseline=greedy draws a greedy response with transformers' generation, which is not combined with tools. "
+        "baseline=greedy draws a greedy response of one turn by TRL's own generation, which is not combined with "
+        "tools. "
         "Remove it, or choose another baseline.",
     ),
     "greedy baseline with a rollout function": ("gv_remax", {"rollout_func": max}, "not combined with rollout_func."),
@@ -105,7 +101,6 @@ REFUSALS = {
         {"environment_factory": max},
         "not combined with environment_factory.",
     ),
-    "greedy baseline with vLLM": ("gv_remax", {"use_vllm": True}, "not combined with use_vllm."),
     "token mean over two generations": (
         "gv_dapo",
         UNEVEN,
