@@ -8,6 +8,7 @@ that it can be joined with a token weight.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +66,11 @@ class _Truncate(_Mismatch):
     def __call__(self, x: Tokens) -> Tensor:
         """Truncated weights."""
         return self.weight(x).clamp(self.floor, self.cap)
+
+    def cuts(self, x: Tokens) -> Tensor:
+        """Where the weight is outside [floor, cap]: [B, T] or [B, 1] bool."""
+        weight = self.weight(x)
+        return (weight < self.floor) | (weight > self.cap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,3 +204,11 @@ def combined(parts: tuple[Correction, ...], x: Tokens) -> Tensor | None:
         for part in parts:
             weight = part(x) if weight is None else weight * part(x)
     return weight
+
+
+def truncated(parts: tuple[Correction, ...], x: Tokens) -> Tensor | None:
+    """Where some part truncates its weight: [B, T] or [B, 1] bool; None where no part does, or the host has weighed."""
+    if x.correction is not None:
+        return None
+    found = [part.cuts(x) for part in parts if isinstance(part, _Truncate)]
+    return functools.reduce(torch.logical_or, found) if found else None

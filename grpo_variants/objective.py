@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.correction import combined
+from grpo_variants.correction import combined, truncated
 from grpo_variants.groups import Groups
 from grpo_variants.inputs import Counts, Tokens, at_least_one, read_tokens
 from grpo_variants.masked import low_and_high, select
@@ -66,7 +66,8 @@ def policy_loss(
     rows = _weights_of_rows(variant, x, counts, keep)
     loss = _reduce(rows, x.mask, per_token) * step.grad_average
     with torch.no_grad():
-        parts = _Parts(term, log_ratio.exp(), keep, weight, kl, _reduce(rows, x.mask, policy))
+        cut = truncated(variant.correction, x)
+        parts = _Parts(term, log_ratio.exp(), keep, weight, cut, kl, _reduce(rows, x.mask, policy))
         return Loss(loss, _metrics(x, step, parts), _extrema(x.mask, parts))
 
 
@@ -112,6 +113,7 @@ class _Parts:
     ratio: Tensor
     keep: Tensor | None
     correction: Tensor | None
+    truncated: Tensor | None
     kl: Tensor | None
     policy: Tensor
 
@@ -177,6 +179,7 @@ def _metrics(x: Tokens, counts: Counts, parts: _Parts) -> dict[str, Tensor]:
         "tokens/kept": share(parts.keep),
         "correction/mean": share(parts.correction),
         "correction/zero": share(None if parts.correction is None else parts.correction == 0),
+        "correction/truncated": share(parts.truncated),
     }
     return {name: value for name, value in named.items() if value is not None}
 

@@ -417,6 +417,13 @@ def geometric_weights(row):
     return [weight(sum(mismatch(row)) / len(row.logp))] * len(row.logp)
 
 
+TRUNCATED = {
+    "token_truncate": token_weights,
+    "sequence_truncate": sequence_weights,
+    "geometric_truncate": geometric_weights,
+}
+
+
 def truncated(fields, w):
     return bounded(w, fields["floor"], fields["cap"])
 
@@ -472,13 +479,17 @@ def corrections(values, x, i, row):
     if x.get("correction"):
         given = x["correction"][i]
         return given * len(row.logp) if len(given) == 1 else [w for w, m in zip(given, x["mask"][i], strict=True) if m]
-    words = values["correction"].split("+")
     weights = [1.0] * len(row.logp)
-    for word in words:
-        prefix = f"correction.{word}." if len(words) > 1 else "correction."
-        fields = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    for word, fields in correction_parts(values):
         weights = [a * b for a, b in zip(weights, CORRECTIONS[word](fields, row), strict=True)]
     return weights
+
+
+def correction_parts(values):
+    words = values["correction"].split("+")
+    for word in words:
+        prefix = f"correction.{word}." if len(words) > 1 else "correction."
+        yield word, {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
 def per_response(values, x):
@@ -673,7 +684,22 @@ def metrics(values, x, tokens, weights, counts):
         by_row = per_response(values, x)
         found["correction/mean"] = share(lambda i: [k.correction for k in tokens[i]], by_row)
         found["correction/zero"] = share(lambda i: [k.correction == 0 for k in tokens[i]], by_row)
+        if not x.get("correction") and "truncate" in values["correction"]:
+            found["correction/truncated"] = share(lambda i: cut_tokens(values, x, i), cut_by_response(values))
     return found
+
+
+def cut_tokens(values, x, i):
+    row = row_of(x, i)
+    if not row.logp:
+        return []
+    parts = [part for part in correction_parts(values) if part[0] in TRUNCATED]
+    cuts = [[not fields["floor"] <= w <= fields["cap"] for w in TRUNCATED[word](row)] for word, fields in parts]
+    return [any(cut) for cut in zip(*cuts, strict=True)]
+
+
+def cut_by_response(values):
+    return not any(word == "token_truncate" for word, _ in correction_parts(values))
 
 
 def corrected(values, x):

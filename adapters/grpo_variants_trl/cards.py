@@ -13,6 +13,7 @@ from grpo_variants.card import Card
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
 from grpo_variants.variant import Variant
+from grpo_variants_trl.decoding import decoding_note
 from grpo_variants_trl.flags import Choice
 from grpo_variants_trl.windows import needs_whole_window, spans_generations
 
@@ -25,14 +26,14 @@ _ADAPTIVE_ENTROPY = (
 )
 
 
-def make_card(choice: Choice, args: GRPOConfig) -> Card:
-    """The card of a variant under a TRL config."""
+def make_card(choice: Choice, args: GRPOConfig, *, engine: bool = True) -> Card:
+    """The card of a variant under a TRL config; `engine` is False where a rollout_func samples as it likes."""
     return Card(
         variant=choice.variant,
         host="trl",
         origins=choice.origins,
         effective=_effective(choice, args),
-        notes=tuple(_notes(choice, args)),
+        notes=tuple(_notes(choice, args, engine)),
     )
 
 
@@ -57,7 +58,7 @@ def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
     return spans and needs_whole_window(choice.variant)
 
 
-def _notes(choice: Choice, args: GRPOConfig) -> list[str]:
+def _notes(choice: Choice, args: GRPOConfig, engine: bool) -> list[str]:
     notes = []
     if isinstance(choice.variant.filter, ZeroVariance):
         notes.append(
@@ -66,6 +67,9 @@ def _notes(choice: Choice, args: GRPOConfig) -> list[str]:
         )
     if _is_approximate(choice, args):
         notes.append("Token counts of an optimizer step that spans two generations follow TRL's rule, not exactly.")
+    drawn = decoding_note(choice.variant, args) if engine else None
+    if drawn is not None:
+        notes.append(drawn)
     return notes
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants import Loss, keep_groups
+from grpo_variants import Loss, Tokens, keep_groups
+from grpo_variants.mismatch import mismatch_extrema, mismatch_report, mismatch_sums
 from grpo_variants_trl.greedy import GreedyPass
 from grpo_variants_trl.rollout import Gathered
 
@@ -29,6 +30,7 @@ class WindowMetrics:
         """Bind the trainer whose log is written."""
         self.trainer = trainer
         self._sums: dict[str, Tensor] = {}
+        self._apart: dict[str, Tensor] = {}
         self._extrema: dict[str, Tensor] = {}
 
     @property
@@ -37,26 +39,37 @@ class WindowMetrics:
 
     def loss(self, out: Loss, last: bool) -> None:
         """Take in a micro-batch; `last` closes the optimizer step (or the evaluation batch)."""
-        for name, value in out.metrics.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-        for name, value in out.extrema.items():
-            join = torch.minimum if name.endswith("/min") else torch.maximum
-            self._extrema[name] = join(self._extrema[name], value) if name in self._extrema else value
+        _add(self._sums, out.metrics)
+        self._widen(out.extrema)
         if last:
             self._flush()
 
+    def mismatch(self, reported: Tensor | None, x: Tokens) -> None:
+        """Take in how far a micro-batch's log-probabilities [B, T] are from those that the engine reported, if any."""
+        if reported is not None:
+            old = x.logp if x.old_logp is None else x.old_logp
+            _add(self._apart, mismatch_sums(old, reported, x.mask))
+            self._widen(mismatch_extrema(old, reported, x.mask))
+
+    def _widen(self, extrema: Mapping[str, Tensor]) -> None:
+        for name, value in extrema.items():
+            join = torch.minimum if name.endswith("/min") else torch.maximum
+            self._extrema[name] = join(self._extrema[name], value) if name in self._extrema else value
+
     def _flush(self) -> None:
         accelerator = self.trainer.accelerator
-        sums, names = list(self._sums), list(self._extrema)
+        added, names = {**self._sums, **self._apart}, list(self._extrema)
         # A minimum is the negative of a maximum, so one gather serves both ends.
         sign = torch.tensor([-1.0 if name.endswith("/min") else 1.0 for name in names], device=accelerator.device)
-        packed = torch.stack([v.float() for v in (*self._sums.values(), *self._extrema.values())])
+        packed = torch.stack([v.float() for v in (*added.values(), *self._extrema.values())])
         ranks = accelerator.gather(packed.unsqueeze(0))
-        total = ranks[:, : len(sums)].sum(0)
-        widest = (ranks[:, len(sums) :] * sign).amax(0) * sign
-        for name, value in zip([*sums, *names], torch.cat([total, widest]).tolist(), strict=True):
+        widest = (ranks[:, len(added) :] * sign).amax(0) * sign
+        total = dict(zip(added, ranks[:, : len(added)].sum(0), strict=True))
+        apart = mismatch_report({name: total.pop(name) for name in self._apart}) if self._apart else {}
+        found = {**total, **apart, **dict(zip(names, widest, strict=True))}
+        for name, value in zip(found, torch.stack(list(found.values())).tolist(), strict=True):
             self._log[NAMES.get(name, f"gv/{name}")].append(value)
-        self._sums, self._extrema = {}, {}
+        self._sums, self._apart, self._extrema = {}, {}, {}
 
     def rollout(self, seen: Gathered, advantages: Tensor, kept: Tensor | None, greedy: GreedyPass | None) -> None:
         """Mend what TRL has logged about a generation batch by its own advantages, and add the variant's."""
@@ -82,3 +95,8 @@ class WindowMetrics:
 def _row_mean(advantages: Tensor, seen: Gathered) -> Tensor:
     """Mean advantage of a response's tokens, for a table with one number a response."""
     return advantages.sum(1) / seen.loss_lengths.clamp(min=1)
+
+
+def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        sums[name] = sums[name] + value if name in sums else value

@@ -14,6 +14,7 @@ from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import OptimalToken
 from grpo_variants.variant import Variant
+from grpo_variants_trl.decoding import decoding_refusals
 from grpo_variants_trl.flags import Choice
 from grpo_variants_trl.windows import needs_whole_window, spans_generations
 
@@ -31,6 +32,7 @@ def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iter
     """What is wrong, what the config says first and what the model says last."""
     variant = choice.variant
     yield from _inputs(variant, args, given)
+    yield from decoding_refusals(variant, args, given)
     yield from _lengths(variant, args)
     yield from _window(variant, args)
     if isinstance(variant.filter, ZeroVariance) and "filter.max_rounds" in choice.origins:

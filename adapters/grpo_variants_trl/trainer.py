@@ -21,6 +21,7 @@ from grpo_variants_trl.config import choice_of
 from grpo_variants_trl.entropy import EntropyBonus
 from grpo_variants_trl.greedy import greedy_pass
 from grpo_variants_trl.metrics import WindowMetrics
+from grpo_variants_trl.mismatch import check_reported, filled
 from grpo_variants_trl.refusals import check_host
 from grpo_variants_trl.rollout import (
     READS_ENTROPY,
@@ -82,7 +83,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._measured = WindowMetrics(self)
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
         self.memory = Memory() if self.variant.remembers else None
-        self.variant_card = make_card(self._choice, self.args)
+        self.variant_card = make_card(self._choice, self.args, engine=self.rollout_func is None)
         self.add_callback(CardWriter(self.variant_card))
 
     @property
@@ -97,6 +98,13 @@ class VariantGRPOTrainer(GRPOTrainer):
             raise ValueError(f"filter.metric={metric!r} is no reward function; allowed: {known}, or none.")
 
     # Rollouts
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        generated = super()._generate(prompts)
+        if self.variant is not None:
+            _, completion_ids, _, _, logprobs, *_ = generated
+            check_reported(self.variant, completion_ids, logprobs)
+        return generated
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.variant is None:
@@ -172,16 +180,13 @@ class VariantGRPOTrainer(GRPOTrainer):
             loss = loss + self._entropy_bonus(entropy, x, window)
         if self.aux_loss_enabled:
             loss = loss + self._aux_term(aux_loss)
+        self._measured.mismatch(inputs.get("sampling_per_token_logps"), x)
         self._close(out, window)
         return loss
 
     def _tokens(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor, weights: Tensor | None) -> Tokens:
         mask = loss_mask(inputs)
         old = inputs.get("old_per_token_logps")
-        sampled = inputs.get("sampling_per_token_logps")
-        if sampled is not None:
-            # vLLM reports NaN for a token that it could not score: no evidence of a mismatch, hence a weight of 1.
-            sampled = torch.where(sampled.isnan(), logp.detach() if old is None else old, sampled)
         keep = None
         if isinstance(self.variant.tokens, TopEntropy):
             keep = self.get_high_entropy_mask(entropy.detach(), mask, 1 - self.variant.tokens.fraction)
@@ -191,7 +196,7 @@ class VariantGRPOTrainer(GRPOTrainer):
             advantages=inputs["advantages"],
             old_logp=old,
             ref_logp=inputs.get("ref_per_token_logps"),
-            rollout_logp=sampled,
+            rollout_logp=filled(inputs.get("sampling_per_token_logps"), logp.detach() if old is None else old),
             entropy=entropy.detach(),
             row_weights=weights,
             keep=keep,
