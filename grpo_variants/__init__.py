@@ -9,12 +9,14 @@ from grpo_variants.memory import Memory
 from grpo_variants.objective import Loss, correction_weights, policy_loss, row_weights
 from grpo_variants.options import get
 from grpo_variants.shaping import soft_overlong_penalty
+from grpo_variants.signal import GroupSignal, group_signal
 from grpo_variants.variant import Reference, Variant
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Counts",
+    "GroupSignal",
     "Loss",
     "Memory",
     "Reference",
@@ -24,6 +26,7 @@ __all__ = [
     "advantages",
     "correction_weights",
     "get",
+    "group_signal",
     "keep_groups",
     "kl",
     "names",

@@ -116,7 +116,7 @@ class ZeroVariance:
     """Dynamic sampling: groups without signal are dropped and new prompts drawn (DAPO, arXiv 2503.14476).
 
     metric: what has to vary: none for the total reward, or the name of one reward function.
-    max_rounds: how often new prompts are drawn before the batch stays short.
+    max_rounds: how often new prompts are drawn before the batch stays short; 0 only drops.
     """
 
     metric: str | None = None
@@ -124,4 +124,4 @@ class ZeroVariance:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        check_number("filter.max_rounds", self.max_rounds, at_least=1)
+        check_number("filter.max_rounds", self.max_rounds, at_least=0)

@@ -106,11 +106,16 @@ def _advantages(spec, rewards, out):
     return (value[dist.get_rank() * size :][:size] - out["advantages"]).abs().max().item()
 
 
-if __name__ == "__main__":
-    folder, *specs = sys.argv[1:]
-    results = {spec: run(folder, spec) for spec in specs}
-    print(f"RESULT {dist.get_rank()} {json.dumps(results)}", flush=True)
+def leave(folder, results):
+    """Write this rank's results and end the process."""
+    (Path(folder) / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
     # Leaving the interpreter in the usual way races with gloo's threads now and then ("terminate called").
     os._exit(0)
+
+
+if __name__ == "__main__":
+    folder, *specs = sys.argv[1:]
+    results = {spec: run(folder, spec) for spec in specs}
+    leave(folder, results)

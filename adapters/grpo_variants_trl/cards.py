@@ -61,16 +61,25 @@ def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
 def _notes(choice: Choice, args: GRPOConfig, engine: bool) -> list[str]:
     notes = []
     if isinstance(choice.variant.filter, ZeroVariance):
-        notes.append(
-            "Groups without signal leave the loss and its counts; they are not refilled by new prompts, so a step may "
-            "train on fewer responses than the batch size says."
-        )
+        notes.append(_filter_note(choice.variant.filter))
     if _is_approximate(choice, args):
         notes.append("Token counts of an optimizer step that spans two generations follow TRL's rule, not exactly.")
     drawn = decoding_note(choice.variant, args) if engine else None
     if drawn is not None:
         notes.append(drawn)
     return notes
+
+
+def _filter_note(rule: ZeroVariance) -> str:
+    if rule.max_rounds == 0:
+        return (
+            "Groups without signal leave the loss and its counts; no new prompts are drawn for them, so a step may "
+            "train on fewer responses than the batch size says."
+        )
+    return (
+        f"Groups without signal are replaced by new prompts', in at most {rule.max_rounds} rounds; those still without "
+        "it then leave the loss and its counts."
+    )
 
 
 class CardWriter(TrainerCallback):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_variants import Loss, Tokens, keep_groups
+from grpo_variants import Loss, Tokens, group_signal, keep_groups
 from grpo_variants.mismatch import mismatch_extrema, mismatch_report, mismatch_sums
 from grpo_variants_trl.greedy import GreedyPass
+from grpo_variants_trl.refill import Filled, signal_values
 from grpo_variants_trl.rollout import Gathered
 
 # TRL's names where TRL has the metric; the rest keep the core's names under gv/.
@@ -32,6 +34,7 @@ class WindowMetrics:
         self._sums: dict[str, Tensor] = {}
         self._apart: dict[str, Tensor] = {}
         self._extrema: dict[str, Tensor] = {}
+        self._lowest, self._highest = 0.0, -math.inf
 
     @property
     def _log(self) -> Any:
@@ -71,7 +74,7 @@ class WindowMetrics:
             self._log[NAMES.get(name, f"gv/{name}")].append(value)
         self._sums, self._apart, self._extrema = {}, {}, {}
 
-    def rollout(self, seen: Gathered, advantages: Tensor, kept: Tensor | None, greedy: GreedyPass | None) -> None:
+    def rollout(self, seen: Gathered, advantages: Tensor, greedy: GreedyPass | None) -> None:
         """Mend what TRL has logged about a generation batch by its own advantages, and add the variant's."""
         trainer, log = self.trainer, self._log
         weights = trainer.reward_weights.to(seen.rewards.device)
@@ -84,12 +87,39 @@ class WindowMetrics:
         for _ in range(min(len(table), len(shown))):
             table.pop()
         table.extend(shown.tolist())
-        if kept is not None:
-            log["gv/kept_responses"].append(kept.float().mean().item())
         if greedy is not None:
             total = (greedy.rewards * weights).nansum(1).masked_fill(greedy.rewards.isnan().all(1), float("nan"))
             log["gv/greedy_reward"].append(total[greedy.prompts].nanmean().item())
             log["gv/greedy_length"].append(greedy.lengths[greedy.prompts].float().mean().item())
+
+    def sampling(self, filled: Filled, kept: Tensor | None, group_size: int) -> None:
+        """What share of the sampled groups has no signal, why, and what dynamic sampling cost."""
+        parts = [signal_values(self.trainer, self.trainer.variant, part) for part in filled.drawn]
+        values = torch.cat([value for value, _ in parts])
+        valid = torch.cat([usable for _, usable in parts])
+        costs = {} if kept is None else filled.costs(kept) | {"kept_responses": kept.float().mean().item()}
+        found = costs | self._signal(values, valid, group_size)
+        for name, value in found.items():
+            if not math.isnan(value):
+                self._log[f"gv/{name}"].append(value)
+
+    def _signal(self, values: Tensor, valid: Tensor, group_size: int) -> dict[str, float]:
+        """Shares of groups without signal by reason; right and wrong are the highest and lowest reward of the run."""
+        groups = torch.arange(len(values), device=values.device) // group_size
+        totals = (values if values.dim() == 1 else values.nansum(1))[valid]
+        known = totals[~totals.isnan()]
+        if len(known):
+            self._lowest = min(self._lowest, known.min().item())
+            self._highest = max(self._highest, known.max().item())
+        found = group_signal(values, groups, valid, lowest=self._lowest, highest=self._highest)
+        return {
+            "groups/without_signal": found.without.item(),
+            "groups/all_right": found.share("all_right").item(),
+            "groups/all_wrong": found.share("all_wrong").item(),
+            "groups/constant": found.share("constant").item(),
+            "groups/expected_without_signal": found.expected_without.item(),
+            "groups/effective": float(found.effective),
+        }
 
 
 def _row_mean(advantages: Tensor, seen: Gathered) -> Tensor:

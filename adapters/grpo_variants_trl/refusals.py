@@ -35,8 +35,7 @@ def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iter
     yield from decoding_refusals(variant, args, given)
     yield from _lengths(variant, args)
     yield from _window(variant, args)
-    if isinstance(variant.filter, ZeroVariance) and "filter.max_rounds" in choice.origins:
-        yield "filter.max_rounds has no effect, since dropped groups are not refilled by new prompts. Remove it."
+    yield from _refill(variant, args, given)
     yield from _reference(variant, given)
 
 
@@ -66,6 +65,26 @@ def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> lis
             "Use tokens.denominator=all."
         )
     return reasons
+
+
+def _refill(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
+    """Dynamic sampling needs groups, text prompts, and more prompts than one batch has."""
+    if not isinstance(variant.filter, ZeroVariance):
+        return
+    if args.num_generations == 1:
+        yield "filter=zero_variance compares the responses of a prompt, and num_generations=1 leaves none. Set it to 2."
+    rows = given.get("train_dataset")
+    if variant.filter.max_rounds == 0 or rows is None:
+        return
+    names = {"image", "images"} & set(getattr(rows, "column_names", None) or ())
+    if names:
+        yield (
+            f"filter=zero_variance refills groups of text prompts only, and the data set has {min(names)!r}. Set "
+            "filter.max_rounds=0, which drops groups without signal and draws no new ones."
+        )
+    prompts = args.generation_batch_size // args.num_generations
+    if hasattr(rows, "__len__") and len(rows) < prompts:
+        yield f"a batch has {prompts} prompts and the data set only {len(rows)}. Give at least as many."
 
 
 def _reference(variant: Variant, given: Mapping[str, Any]) -> list[str]:

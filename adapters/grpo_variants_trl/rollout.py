@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +13,9 @@ from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import EntropyResponses, EntropyTokens
 from grpo_variants_trl.greedy import GreedyPass
+from grpo_variants_trl.prompts import prompt_text
+from grpo_variants_trl.refill import signal_values
+from grpo_variants_trl.sampling import Sampled
 from grpo_variants_trl.windows import GROUP, KEEP, loss_mask
 
 READS_ENTROPY = (EntropyTokens, EntropyResponses)
@@ -24,15 +24,15 @@ READS_ENTROPY = (EntropyTokens, EntropyResponses)
 class Gathered:
     """A generation batch seen by every rank: per-function rewards, groups, lengths and, if asked for, token tensors."""
 
-    def __init__(self, trainer: Any, out: dict[str, Any], rewards: Tensor, group_size: int) -> None:
-        """Gather what the advantage rule reads; `rewards` [N, K] are gathered already."""
+    def __init__(self, trainer: Any, batch: Sampled, group_size: int) -> None:
+        """Gather what the advantage rule reads."""
         self.accelerator = trainer.accelerator
-        self.rewards = rewards
-        self.groups = torch.arange(len(rewards), device=rewards.device) // group_size
-        self.mask = loss_mask(out)
-        self.lengths = self.accelerator.gather(out["completion_mask"].sum(1))
+        self.rewards = batch.rewards
+        self.groups = torch.arange(len(batch.rewards), device=batch.rewards.device) // group_size
+        self.mask = loss_mask(batch.out)
+        self.lengths = self.accelerator.gather(batch.out["completion_mask"].sum(1))
         self.loss_lengths = self.accelerator.gather(self.mask.sum(1))
-        self.truncated = self.accelerator.gather(_is_truncated(trainer, out))
+        self.truncated = batch.truncated
 
     def tokens(self, value: Tensor) -> Tensor:
         """A [B, T] tensor of every rank as [N, T], padded to the longest."""
@@ -46,29 +46,19 @@ class Gathered:
         return part if part.dim() == 1 else part[:, : self.mask.shape[1]]
 
 
-def _is_truncated(trainer: Any, out: dict[str, Any]) -> Tensor:
-    """Whether a completion does not end in a stop token: [B] bool; one that TRL has masked is."""
-    length = out["completion_mask"].sum(1)
-    last = out["completion_ids"].gather(1, (length - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-    stops = torch.tensor([*trainer.eos_token_ids, trainer._tokenizer.pad_token_id], device=last.device)
-    return ~torch.isin(last, stops) | (length == 0)
-
-
 def prompt_keys(inputs: list[dict[str, Any]]) -> list[str]:
     """The prompt of every rank's responses as text, the same in every step: what a memory goes by."""
-    return gather_object([_prompt_text(row["prompt"]) for row in inputs])
+    return gather_object([_key(row["prompt"]) for row in inputs])
 
 
-def _prompt_text(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    try:
-        return json.dumps(prompt, sort_keys=True, ensure_ascii=False)
-    except TypeError as error:
+def _key(prompt: Any) -> str:
+    text = prompt_text(prompt)
+    if text is None:
         raise ValueError(
-            f"a rule that remembers prompts needs them as text, and this one holds something else ({error}); choose a "
-            "variant without memory for prompts with images."
-        ) from None
+            "a rule that remembers prompts needs them as text, and this one holds something else; choose a variant "
+            "without memory for prompts with images."
+        )
+    return text
 
 
 def variant_advantages(
@@ -129,41 +119,17 @@ def _with_penalty(rewards: Tensor, lengths: Tensor, rule: Penalty, limit: int) -
     return torch.cat([rewards, penalty.unsqueeze(1).to(rewards.dtype)], dim=1)
 
 
-def filter_groups(trainer: Any, variant: Variant, out: dict[str, Any], seen: Gathered) -> Tensor | None:
+def filter_groups(trainer: Any, variant: Variant, batch: Sampled, seen: Gathered) -> Tensor | None:
     """Mark the responses of groups without signal as dropped; returns which of every rank's are kept, or None."""
     if not isinstance(variant.filter, ZeroVariance):
         return None
-    values = seen.rewards * trainer.reward_weights.to(seen.rewards.device)
-    missing = values.isnan().all(1)
-    if variant.filter.metric is None:
-        values = values.nansum(1)
-    else:
-        values = seen.rewards[:, trainer.reward_func_names.index(variant.filter.metric)]
-    kept = keep_groups(values, seen.groups, ~missing)
-    out[KEEP] = seen.own(kept)
-    out["num_items_in_batch"] = trainer.accelerator.gather(loss_mask(out).sum()).sum()
+    values, valid = signal_values(trainer, variant, batch)
+    kept = keep_groups(values, seen.groups, valid)
+    batch.out[KEEP] = seen.own(kept)
+    batch.out["num_items_in_batch"] = trainer.accelerator.gather(loss_mask(batch.out).sum()).sum()
     return kept
 
 
 def mark_groups(out: dict[str, Any], seen: Gathered) -> None:
     """Keep each response's group with the buffer, for an aggregation by prompt."""
     out[GROUP] = seen.own(seen.groups)
-
-
-@contextmanager
-def recorded_rewards(trainer: Any) -> Iterator[list[Tensor]]:
-    """Collect what `_calculate_rewards` returns in a block, [N, K] gathered; what a subclass makes of it included."""
-    calculate, own = trainer._calculate_rewards, vars(trainer).get("_calculate_rewards")
-    seen: list[Tensor] = []
-
-    def record(*args: Any, **kwargs: Any) -> Tensor:
-        seen.append(calculate(*args, **kwargs))
-        return seen[-1]
-
-    trainer._calculate_rewards = record
-    try:
-        yield seen
-    finally:
-        del trainer._calculate_rewards
-        if own is not None:
-            trainer._calculate_rewards = own

@@ -22,6 +22,7 @@ from grpo_variants_trl.entropy import EntropyBonus
 from grpo_variants_trl.greedy import greedy_pass
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.mismatch import check_reported, filled
+from grpo_variants_trl.refill import Filled, Refill, refills
 from grpo_variants_trl.refusals import check_host
 from grpo_variants_trl.rollout import (
     READS_ENTROPY,
@@ -29,9 +30,9 @@ from grpo_variants_trl.rollout import (
     filter_groups,
     mark_groups,
     prompt_keys,
-    recorded_rewards,
     variant_advantages,
 )
+from grpo_variants_trl.sampling import Sampled, sample
 from grpo_variants_trl.windows import (
     Window,
     approximate_window,
@@ -81,6 +82,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._check_reward_names()
         self._window: Window | None = None
         self._measured = WindowMetrics(self)
+        self._refill = Refill(self) if refills(self.variant) else None
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
         self.memory = Memory() if self.variant.remembers else None
         self.variant_card = make_card(self._choice, self.args, engine=self.rollout_func is None)
@@ -109,23 +111,36 @@ class VariantGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.variant is None:
             return super()._generate_and_score_completions(inputs)
-        with recorded_rewards(self) as rewards:
-            out = super()._generate_and_score_completions(inputs)
         training = self.model.training
         group_size = self.num_generations if training else self.num_generations_eval
+        sampled = self._sampled(inputs)
+        inputs, out = sampled.batch.inputs, sampled.batch.out
         greedy = greedy_pass(self, inputs, group_size) if isinstance(self.variant.baseline, Greedy) else None
         if self.variant.kl_in_reward:
             self._add_old_logps(out)
         if isinstance(self.variant.credit, READS_ENTROPY):
             self._add_entropy(out)
-        seen = Gathered(self, out, rewards[-1], group_size)
+        seen = Gathered(self, sampled.batch, group_size)
         value = variant_advantages(self, self.variant, out, seen, greedy, **self._remembered(inputs, training))
         out.pop("entropy", None)
         out["advantages"] = seen.own(value)
         mark_groups(out, seen)
-        kept = filter_groups(self, self.variant, out, seen)
-        self._measured.rollout(seen, value, kept, greedy)
+        kept = filter_groups(self, self.variant, sampled.batch, seen)
+        self._measured.rollout(seen, value, greedy)
+        self._measured.sampling(sampled, kept, group_size)
         return out
+
+    def _sampled(self, inputs: list[dict[str, Any]]) -> Filled:
+        """Responses of a batch by TRL's own generation, groups without signal drawn again where the variant asks."""
+        host = super()._generate_and_score_completions
+
+        def generate(rows: list[dict[str, Any]]) -> Sampled:
+            return sample(self, host, rows)
+
+        if self._refill is not None and self.model.training:
+            return self._refill(generate, inputs)
+        batch = generate(inputs)
+        return Filled(batch, [batch], 0)
 
     def _remembered(self, inputs: list[dict[str, Any]], training: bool) -> dict[str, Any]:
         """The memory and the prompts it goes by, for a variant that remembers; evaluation leaves no trace in it."""
@@ -244,8 +259,16 @@ class VariantGRPOTrainer(GRPOTrainer):
         super()._save_checkpoint(model, trial)
         if self.variant is not None and self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            kept = {"step": self._step} | ({} if self.memory is None else {"memory": self.memory.state_dict()})
-            (folder / STATE_FILE).write_text(json.dumps(kept) + "\n")
+            (folder / STATE_FILE).write_text(json.dumps(self._kept_state()) + "\n")
+
+    def _kept_state(self) -> dict[str, Any]:
+        """What a resumed run needs beyond TRL's own checkpoint."""
+        kept: dict[str, Any] = {"step": self._step}
+        if self.memory is not None:
+            kept["memory"] = self.memory.state_dict()
+        if self._refill is not None:
+            kept["prompts_drawn"] = self._refill.stream.drawn
+        return kept
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -259,6 +282,8 @@ class VariantGRPOTrainer(GRPOTrainer):
             self._step = kept["step"]
             if self.memory is not None:
                 self.memory.load_state_dict(kept.get("memory", {}))
+            if self._refill is not None:
+                self._refill.stream.seek(kept.get("prompts_drawn", 0))
 
     def _report_other_card(self, checkpoint: str) -> None:
         before = read_card(checkpoint)

@@ -270,7 +270,7 @@ REFUSALS = {
         "above 2",
     ],
     "grpo,correction=token_mask,correction.low=none,correction.high=none": ["grpo: ", "are both none", "set one"],
-    "dapo,filter.max_rounds=0": ["dapo: filter.max_rounds=0 is out of range"],
+    "dapo,filter.max_rounds=-1": ["dapo: filter.max_rounds=-1 is out of range"],
     "dapo,overlong=penalty,overlong.buffer=0": ["dapo: overlong.buffer=0 is out of range"],
     # Fields that go together
     "grpo,kl.placement=reward,kl.gradient=k2": ["grpo: kl.placement='reward' has no gradient", "kl.gradient='k2'"],

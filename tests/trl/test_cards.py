@@ -118,7 +118,9 @@ def test_what_the_host_adds_is_on_the_card(loss_type, flags, expected):
 def test_what_differs_from_the_paper_is_noted():
     assert card_of("gv_grpo").notes == ()
     (refill,) = card_of("gv_dapo").notes
-    assert refill.startswith("Groups without signal leave the loss and its counts; they are not refilled")
+    assert refill.startswith("Groups without signal are replaced by new prompts', in at most 10 rounds; those still")
+    (drop,) = card_of("gv_dapo,filter.max_rounds=0").notes
+    assert drop.startswith("Groups without signal leave the loss and its counts; no new prompts are drawn for them")
     spans = {"approximate_windows": True, "gradient_accumulation_steps": 4, "steps_per_generation": 2}
     (window,) = card_of("gv_dapo,filter=none", **spans).notes
     assert window == "Token counts of an optimizer step that spans two generations follow TRL's rule, not exactly."

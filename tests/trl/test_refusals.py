@@ -68,10 +68,10 @@ REFUSALS = {
         "tokens.denominator=kept needs the number of kept tokens of the whole step before its first backward pass. "
         "Use tokens.denominator=all.",
     ),
-    "filter.max_rounds": (
-        "gv_dapo,filter.max_rounds=3",
-        {},
-        "filter.max_rounds has no effect, since dropped groups are not refilled by new prompts. Remove it.",
+    "dynamic sampling of one response": (
+        "gv_reinforce,filter=zero_variance",
+        {"num_generations": 1},
+        "filter=zero_variance compares the responses of a prompt, and num_generations=1 leaves none. Set it to 2.",
     ),
     "overlong buffer": (
         "gv_dapo,overlong=penalty,overlong.buffer=7",

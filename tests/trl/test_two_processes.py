@@ -17,22 +17,26 @@ SPECS = [
 ]
 
 
-@pytest.mark.slow
-def test_two_processes_equal_one_batch(tmp_path):
+def ranks(script, folder, *arguments):
+    """What two processes of a script wrote as their results, in rank order."""
     tests = Path(__file__).parents[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
     found = subprocess.run(
-        [*command, str(tests / "trl_two_ranks.py"), str(tmp_path), *SPECS],
-        env={**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tests)},
+        [*command, str(tests / script), str(folder), *arguments],
+        env={**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert found.returncode == 0, found.stdout[-500:] + found.stderr
-    ranks = [json.loads(line.split(" ", 2)[2]) for line in found.stdout.splitlines() if line.startswith("RESULT")]
-    assert len(ranks) == 2
-    for results in ranks:
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_batch(tmp_path):
+    for results in ranks("trl_two_ranks.py", tmp_path, *SPECS):
         for spec, steps in results.items():
             for step in steps:
                 assert step["size"] > 1e-3, spec
@@ -40,3 +44,20 @@ def test_two_processes_equal_one_batch(tmp_path):
                 assert step["gradient"] < 1e-6, spec
                 assert step["advantages"] < 1e-5, spec
             assert steps[0]["parameters"] == 0, spec
+
+
+@pytest.mark.slow
+def test_two_processes_refill_one_batch(tmp_path):
+    """Both ranks draw the same prompts in the same rounds, and a response that moves to another rank stays whole."""
+    results = ranks("trl_refill_ranks.py", tmp_path)
+    for found in results:
+        assert len(found["batches"]) == 2
+        for batch in found["batches"]:
+            assert batch["advantages"] < 1e-5
+            assert batch["old_logp"] < 1e-5
+            assert (batch["keep"], batch["split"], batch["tokens"]) == (0, 0, 0)
+            assert batch["effective"] >= 3
+        assert found["gradient"] > 0.1
+        assert found["rounds"][0] == found["rounds"][1]
+        assert max(found["rounds"][0]) >= 2
+        assert found["drawn"][0] == found["drawn"][1] > 0

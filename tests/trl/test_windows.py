@@ -76,7 +76,7 @@ def test_micro_batches_add_up_to_the_step(tmp_path, spec, schedule):
 def test_dropped_groups_leave_the_counts_of_the_step(tmp_path):
     trainer = make(
         tmp_path,
-        "gv_dapo,overlong=keep",
+        "gv_dapo,overlong=keep,filter.max_rounds=0",
         gradient_accumulation_steps=2,
         steps_per_generation=2,
         max_steps=4,

@@ -1,0 +1,86 @@
+"""New prompts for groups that are drawn again: the data set in an order that every rank and every resume agrees on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from datasets import IterableDataset
+
+
+def prompt_text(prompt: Any) -> str | None:
+    """A prompt as text, the same in every step; None where it holds something else, such as an image."""
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        return json.dumps(prompt, sort_keys=True, ensure_ascii=False)
+    except TypeError:
+        return None
+
+
+class PromptStream:
+    """Rows of a data set, shuffled anew every epoch, without an end.
+
+    The order is a function of the seed, so that ranks agree on it without talking. `drawn` is its whole state.
+    """
+
+    def __init__(self, dataset: Any, *, seed: int, shuffle: bool) -> None:
+        """Start at the first row of the first epoch."""
+        self.dataset = dataset
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drawn = 0
+        self._rows: Iterator[dict[str, Any]] | None = None
+
+    def take(self, count: int, avoid: Container[str | None] = frozenset()) -> list[dict[str, Any]]:
+        """The next `count` rows, passing over prompts to avoid; one pass over the data set at most is spent on that."""
+        taken: list[dict[str, Any]] = []
+        passed, limit = 0, self._size()
+        while len(taken) < count:
+            row = self._next()
+            if passed < limit and prompt_text(row["prompt"]) in avoid:
+                passed += 1
+                continue
+            taken.append(dict(row))
+        return taken
+
+    def seek(self, drawn: int) -> None:
+        """Go to where `drawn` rows have been taken."""
+        self.drawn, self._rows = drawn, None
+
+    def _size(self) -> int:
+        # A stream has no length: passing over the batch's own prompts once is what can be asked of it.
+        return 1000 if isinstance(self.dataset, IterableDataset) else len(self.dataset)
+
+    def _next(self) -> dict[str, Any]:
+        if self._rows is None:
+            self._rows = self._from(self.drawn)
+        self.drawn += 1
+        return next(self._rows)
+
+    def _from(self, start: int) -> Iterator[dict[str, Any]]:
+        return self._streamed(start) if isinstance(self.dataset, IterableDataset) else self._indexed(start)
+
+    def _indexed(self, start: int) -> Iterator[dict[str, Any]]:
+        size = len(self.dataset)
+        epoch, place = divmod(start, size)
+        while True:
+            order = self._order(size, epoch)
+            yield from (self.dataset[index] for index in order[place:])
+            epoch, place = epoch + 1, 0
+
+    def _order(self, size: int, epoch: int) -> list[int]:
+        if not self.shuffle:
+            return list(range(size))
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        return torch.randperm(size, generator=generator).tolist()
+
+    def _streamed(self, start: int) -> Iterator[dict[str, Any]]:
+        def endless() -> Iterator[dict[str, Any]]:
+            while True:
+                yield from self.dataset
+
+        return islice(endless(), start, None)
