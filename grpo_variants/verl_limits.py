@@ -19,7 +19,7 @@ from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.inputs import Counts, Rollouts, Tokens
 from grpo_variants.objective import policy_loss
-from grpo_variants.shaping import Mask
+from grpo_variants.shaping import Mask, Penalty
 from grpo_variants.variant import Variant
 
 
@@ -103,6 +103,27 @@ def loss_refusals(variant: Variant) -> Iterator[str]:
         yield f"{variant.name}: verl does not hand this over to a plugin. {complaint}"
 
 
+def rollout_refusals(variant: Variant) -> Iterator[str]:
+    """Why verl cannot follow a rollout rule while it samples; nothing where it can."""
+    rule = variant.filter
+    if isinstance(rule, ZeroVariance) and rule.max_rounds != ZeroVariance().max_rounds:
+        yield (
+            f"{variant.name}: filter.max_rounds={rule.max_rounds} bounds how often new prompts are drawn, and verl "
+            f"draws until the batch is full: its V1 trainer ignores {words.ROUNDS}. Leave filter.max_rounds out, or "
+            "set filter=none."
+        )
+    if isinstance(rule, ZeroVariance) and isinstance(variant.baseline, Greedy):
+        yield (
+            f"{variant.name}: greedy responses are drawn by verl's legacy trainer, groups filtered by its V1 trainer. "
+            "Set filter=none, or choose another baseline."
+        )
+    if variant.overlong.statistics == "drop":
+        yield (
+            f"{variant.name}: overlong.statistics=drop needs to know which responses were truncated, and verl does not "
+            "tell an estimator. Set overlong.statistics=keep."
+        )
+
+
 def _prompt_mean_refusal(variant: Variant) -> Iterator[str]:
     why = (
         f"{variant.name}: aggregation=prompt_mean weighs a response by its group's tokens, which a policy loss of verl "
@@ -155,7 +176,12 @@ def notes(variant: Variant) -> Iterator[str]:
             "overlong=penalty,overlong.buffer=<tokens>."
         )
     if isinstance(variant.filter, ZeroVariance):
-        yield "verl's V1 trainer refills without a limit; max_num_gen_batches is read by the legacy trainer only."
+        yield "verl's V1 trainer draws new prompts until the batch is full, without a bound on rounds."
+        if variant.filter.metric is None and isinstance(variant.overlong, Penalty):
+            yield (
+                "verl's metric reward holds the overlong punishment, so lengths alone make a signal; filter.metric=acc "
+                "(score, where your reward function returns a dict) leaves it out."
+            )
     if any(isinstance(part, GeometricMask) for part in variant.correction):
         yield "verl's rejection also takes the response out of the KL term, while the step's token count still has it."
     if isinstance(variant.aggregation, PromptMean):

@@ -31,7 +31,11 @@ AGGREGATION = f"{ACTOR}.loss_agg_mode"
 SCALE_FACTOR = f"{ACTOR}.loss_scale_factor"
 MAX_LENGTH = "data.max_response_length"
 CORRECTION = "algorithm.rollout_correction"
+BATCH_NORMALIZE = f"{CORRECTION}.rollout_is_batch_normalize"
 FILTER = "algorithm.filter_groups"
+ROUNDS = f"{FILTER}.max_num_gen_batches"
+V1 = "trainer.use_v1"
+ROLLOUT = "actor_rollout_ref.rollout"
 REWARD_MANAGER = "reward.reward_manager.name"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 LONGEST = "reward.reward_kwargs.max_resp_len"
@@ -193,7 +197,7 @@ def correction_settings(variant: Variant) -> Settings:
             )
         settings |= found
     if settings or variant.ratio.anchor == "rollout":
-        settings["actor_rollout_ref.rollout.calculate_log_probs"] = True
+        settings[f"{ROLLOUT}.calculate_log_probs"] = True
     if variant.ratio.anchor == "rollout":
         settings[f"{CORRECTION}.bypass_mode"] = True
     return settings
@@ -282,20 +286,15 @@ def filter_settings(variant: Variant) -> Settings:
     rule = variant.filter
     if not isinstance(rule, filters.ZeroVariance):
         return {f"{FILTER}.enable": False}
-    return {
-        f"{FILTER}.enable": True,
-        f"{FILTER}.metric": rule.metric or "reward",
-        f"{FILTER}.max_num_gen_batches": rule.max_rounds,
-    }
+    return {f"{FILTER}.enable": True, f"{FILTER}.metric": rule.metric or "reward"}
 
 
 def read_filter(get: Get) -> filters.NoFilter | filters.ZeroVariance:
-    """The group filter of a configuration."""
+    """The group filter of a configuration, which no field of verl's bounds."""
     if not get(f"{FILTER}.enable"):
         return filters.NoFilter()
-    metric, rounds = get(f"{FILTER}.metric"), int(get(f"{FILTER}.max_num_gen_batches") or 0)
-    chosen = None if metric in (None, "reward") else str(metric)
-    return filters.ZeroVariance(metric=chosen, max_rounds=rounds) if rounds > 0 else filters.ZeroVariance(metric=chosen)
+    metric = get(f"{FILTER}.metric")
+    return filters.ZeroVariance(metric=None if metric in (None, "reward") else str(metric))
 
 
 def overlong_settings(variant: Variant) -> Settings:

@@ -12,8 +12,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from grpo_variants.correction import Correction, TokenMask, TokenTruncate
-from grpo_variants.options import choice_name
+from grpo_variants.mismatch import WEIGHS_TOKENS, misled_by_truncation
 from grpo_variants.variant import Variant
 
 _FLAGS = ("top_p", "top_k", "min_p", "repetition_penalty")
@@ -42,10 +41,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "begin_suppress_tokens": (None, []),
 }
 
-# A token's weight exp(old - mu) is the importance weight of the distribution that was sampled from, mass left out and
-# all. Anything else takes the left-out mass of a response, which grows with its length, for mismatch.
-_RIGHT_WEIGHTS = (TokenTruncate, TokenMask)
-
 
 def reshaped(args: GRPOConfig) -> dict[str, Any]:
     """Settings with which responses are drawn from another distribution than the one whose log-probabilities train."""
@@ -66,7 +61,7 @@ def decoding_refusals(variant: Variant, args: GRPOConfig, given: Mapping[str, An
             f"log-probabilities at temperature={args.temperature!r}. Set temperature={heat!r} itself."
         )
     settings = reshaped(args)
-    readers = _misled(variant) if args.use_vllm and settings else []
+    readers = misled_by_truncation(variant) if args.use_vllm and settings else []
     if readers:
         neutral = ", ".join(f"{name}={NEUTRAL[name][-1]!r}" for name in settings)
         yield (
@@ -76,19 +71,12 @@ def decoding_refusals(variant: Variant, args: GRPOConfig, given: Mapping[str, An
         )
 
 
-def _misled(variant: Variant) -> list[str]:
-    """Parts that read the engine's log-probabilities and do not weigh tokens one by one."""
-    wrong: list[Correction] = [part for part in variant.correction if not isinstance(part, _RIGHT_WEIGHTS)]
-    readers = [f"correction={choice_name('correction', part)}" for part in wrong]
-    return readers + (["ratio.anchor=rollout"] if variant.ratio.anchor == "rollout" else [])
-
-
 def decoding_note(variant: Variant, args: GRPOConfig) -> str | None:
     """What the card says about a run that samples from a reshaped distribution; None where it does not."""
     settings = reshaped(args)
     if not settings:
         return None
-    if args.use_vllm and any(isinstance(part, _RIGHT_WEIGHTS) for part in variant.correction):
+    if args.use_vllm and any(isinstance(part, WEIGHS_TOKENS) for part in variant.correction):
         return (
             f"Responses are drawn with {_text(settings)}; the correction's weights take that into account, and what "
             "is logged as mismatch holds it too."

@@ -47,6 +47,8 @@ def rollout_reports(variant: Variant, get: words.Get) -> Iterator[str]:
     if isinstance(variant.filter, ZeroVariance) and not get(f"{words.FILTER}.enable"):
         mend = words.shell(words.filter_settings(variant))
         yield f"{variant.name} draws new groups for those without signal, but verl's filter is off. Mend: {mend}"
+    if get(f"{words.FILTER}.enable"):
+        yield from _filter(get)
     has = words.read_overlong(get)
     if isinstance(variant.overlong, Penalty) and has != variant.overlong:
         mend = words.shell(words.overlong_settings(variant))
@@ -58,6 +60,32 @@ def rollout_reports(variant: Variant, get: words.Get) -> Iterator[str]:
             f"{variant.name} masks truncated responses, verl trains on them. Nearest, the soft punishment: "
             f"{words.shell(words.overlong_settings(punished))}"
         )
+
+
+def _filter(get: words.Get) -> Iterator[str]:
+    if not get(words.V1):
+        yield f"verl's legacy trainer filters no groups. Mend: {words.shell({words.V1: True})}"
+    rounds = get(words.ROUNDS)
+    if rounds and int(rounds) > 0:
+        yield f"{words.ROUNDS}={rounds} has no effect in verl 0.9.1: new prompts are drawn until the batch is full."
+    punished = isinstance(words.read_overlong(get), Penalty)
+    if punished and get(f"{words.FILTER}.metric") == "reward":
+        mend = words.shell({f"{words.FILTER}.metric": "acc"})
+        yield f"the filter's metric reward holds the overlong punishment, so lengths alone make a signal. Mend: {mend}"
+
+
+def sampling_reports(get: words.Get) -> Iterator[str]:
+    """Where responses come from another distribution than the one whose log-probabilities train."""
+    settings = reshaped(get)
+    if settings:
+        drawn = ", ".join(f"{key}={get(key)}" for key in settings)
+        yield f"{drawn}: verl trains the log-probabilities of the whole distribution. Mend: {words.shell(settings)}"
+
+
+def reshaped(get: words.Get) -> words.Settings:
+    """Sampling settings that leave tokens out, and what they are where they do not."""
+    neutral = {f"{words.ROLLOUT}.top_p": 1, f"{words.ROLLOUT}.top_k": -1}
+    return {key: value for key, value in neutral.items() if get(key) not in (None, value)}
 
 
 def _aggregation(variant: Variant, get: words.Get) -> Iterator[str]:

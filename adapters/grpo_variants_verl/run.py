@@ -12,11 +12,12 @@ from grpo_variants import verl_words as words
 from grpo_variants.aggregation import Constant, PromptMean, TokenMean
 from grpo_variants.correction import OffPolicyMask
 from grpo_variants.credit import Process
+from grpo_variants.mismatch import misled_by_truncation
 from grpo_variants.options import get as variant_of
 from grpo_variants.variant import Variant
 from grpo_variants.verl_limits import EXTRA_INPUTS, advantage_refusals, homogeneous, loss_refusals
 from grpo_variants_verl.estimator import step_rewards_needed
-from grpo_variants_verl.findings import actor_reports, estimator_reports, rollout_reports
+from grpo_variants_verl.findings import actor_reports, estimator_reports, reshaped, rollout_reports, sampling_reports
 from grpo_variants_verl.settings import NODE, Chosen, base_name, check_node, estimator_choice, loss_choice, node_of
 
 _AGENT = "actor_rollout_ref.rollout.agent"
@@ -87,6 +88,7 @@ def reports(run: Run) -> Iterator[str]:
     whole = rule_of_sampling(run)
     if whole is not None:
         yield from rollout_reports(whole, run.get)
+    yield from sampling_reports(run.get)
     yield from _mode_reports(run)
 
 
@@ -117,6 +119,7 @@ def _loss_refusals(run: Run, variant: Variant) -> Iterator[str]:
             f"log-probabilities are the old ones. Mend: {words.shell(words.correction_settings(variant))}"
         )
     yield from _correction_refusals(run, variant)
+    yield from _truncation_refusals(run, variant)
     length, factor = getattr(variant.aggregation, "length", None), run.get(words.SCALE_FACTOR)
     if isinstance(variant.aggregation, Constant) and length and factor and float(factor) != float(length):
         yield f"{words.SCALE_FACTOR}={factor} and aggregation.length={length} disagree; set one of them."
@@ -132,8 +135,24 @@ def _correction_refusals(run: Run, variant: Variant) -> Iterator[str]:
     except ValueError as error:
         yield f"{variant.name}: {error}"
         return
-    if has != wanted or not run.get("actor_rollout_ref.rollout.calculate_log_probs"):
+    if has != wanted or not run.get(f"{words.ROLLOUT}.calculate_log_probs"):
         yield f"{variant.name}: verl computes the rollout correction, and it is not set to the variant's. Mend: {mend}"
+    if run.get(words.BATCH_NORMALIZE):
+        plain = words.shell({words.BATCH_NORMALIZE: False})
+        yield f"{variant.name}: its weights are not normalised over the batch, as verl's would be. Mend: {plain}"
+
+
+def _truncation_refusals(run: Run, variant: Variant) -> Iterator[str]:
+    settings, readers = reshaped(run.get), misled_by_truncation(variant)
+    # off_policy_mask compares with the trainer's own old log-probabilities in verl.
+    readers = [reader for reader in readers if reader != "correction=off_policy_mask"]
+    if settings and readers:
+        drawn = ", ".join(f"{key}={run.get(key)}" for key in settings)
+        yield (
+            f"{variant.name}: with {drawn} the engine reports log-probabilities of a truncated distribution, and "
+            f"{' and '.join(readers)} takes the difference for mismatch, more so the longer a response. "
+            f"Mend: {words.shell(settings)}, or correction=token_truncate"
+        )
 
 
 def _prompt_mean_refusals(run: Run, variant: Variant) -> Iterator[str]:

@@ -17,7 +17,7 @@ from grpo_variants.credit import Outcome, Process
 from grpo_variants.options import get
 from grpo_variants.scale import NoScale
 from grpo_variants.variant import Variant
-from grpo_variants.verl_limits import advantage_refusals, homogeneous, loss_refusals, notes
+from grpo_variants.verl_limits import advantage_refusals, homogeneous, loss_refusals, notes, rollout_refusals
 
 HOSTS = ("trl", "verl")
 
@@ -60,7 +60,7 @@ def run_settings(variant: Variant) -> words.Settings:
     pair = isinstance(variant.aggregation, PromptMean)
     objective = replace(variant, aggregation=TokenMean()) if pair else variant
     refusals = [] if _is_remax(variant) else list(advantage_refusals(variant))
-    refusals += loss_refusals(objective)
+    refusals += [*loss_refusals(objective), *rollout_refusals(variant)]
     if pair and not homogeneous(variant):
         refusals += loss_refusals(variant)
     if refusals:
@@ -88,7 +88,7 @@ def _end_settings(variant: Variant, pair: bool) -> words.Settings:
         objective = ",".join([*kept, words.TOKEN_MEAN])
     settings: words.Settings = {words.ESTIMATOR: word}
     if _is_remax(variant):
-        settings = {words.ESTIMATOR: "remax", "trainer.use_v1": False}
+        settings = {words.ESTIMATOR: "remax", words.V1: False}
     elif advantage:
         settings[words.OPTIONS] = advantage
     if isinstance(variant.credit, Process):

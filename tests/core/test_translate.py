@@ -125,6 +125,43 @@ def test_the_line_for_an_option(spec):
     assert LINES[spec] in words.overrides(settings(spec))
 
 
+ROLLOUT_LINES = {
+    "dapo": ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"],
+    "dapo,filter.metric=acc,overlong=penalty,overlong.buffer=128,overlong.factor=0.5": [
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=acc",
+        "reward.reward_manager.name=dapo",
+        "+reward.reward_kwargs.overlong_buffer_cfg.enable=True",
+        "+reward.reward_kwargs.overlong_buffer_cfg.len=128",
+        "+reward.reward_kwargs.overlong_buffer_cfg.penalty_factor=0.5",
+        "+reward.reward_kwargs.overlong_buffer_cfg.log=False",
+        "+reward.reward_kwargs.max_resp_len=${data.max_response_length}",
+    ],
+    "rloo,correction=token_truncate+geometric_mask,correction.cap=3,correction.low=0.5,correction.high=2": [
+        "algorithm.rollout_correction.rollout_is=token",
+        "algorithm.rollout_correction.rollout_is_threshold=3.0",
+        "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
+        'algorithm.rollout_correction.rollout_rs_threshold="0.5_2.0"',
+        "actor_rollout_ref.rollout.calculate_log_probs=True",
+        "algorithm.filter_groups.enable=False",
+    ],
+    "grpo,ratio.anchor=rollout": [
+        "actor_rollout_ref.rollout.calculate_log_probs=True",
+        "algorithm.rollout_correction.bypass_mode=True",
+        "algorithm.filter_groups.enable=False",
+    ],
+    "remax": ["algorithm.adv_estimator=remax", "trainer.use_v1=False", "algorithm.filter_groups.enable=False"],
+}
+
+
+@pytest.mark.parametrize("spec", ROLLOUT_LINES)
+def test_every_line_about_the_rollouts(spec):
+    about = ("filter_groups", "reward.", "rollout", "adv_estimator=remax", "use_v1")
+    lines = [line for line in words.overrides(settings(spec)) if any(word in line.split("=gv_")[0] for word in about)]
+    own = ("policy_loss", "loss_agg_mode", "clip_ratio", "kl_loss")
+    assert [line for line in lines if not any(word in line for word in own)] == ROLLOUT_LINES[spec]
+
+
 def test_remax_takes_verls_own_estimator_on_the_trainer_that_has_it():
     lines = words.overrides(settings("remax"))
     assert lines[:3] == [
@@ -143,6 +180,9 @@ def test_remax_takes_verls_own_estimator_on_the_trainer_that_has_it():
         ("rloo,correction=geometric_truncate", "verl has no such rollout correction"),
         ("rloo,correction=token_truncate,correction.floor=0.5", "verl truncates from above only"),
         ("rloo,correction=token_truncate+sequence_truncate", "one rollout weight and one rejection at a time"),
+        ("dapo,filter.max_rounds=3", "its V1 trainer ignores algorithm.filter_groups.max_num_gen_batches"),
+        ("remax,filter=zero_variance", "groups filtered by its V1 trainer. Set filter=none"),
+        ("grpo,overlong.statistics=drop", "does not tell an estimator. Set overlong.statistics=keep"),
         ("remax,scale=batch_std", "verl draws greedy responses for its own estimator only"),
     ],
 )
@@ -155,7 +195,8 @@ def test_what_verl_cannot_is_refused_with_the_reason(spec, reason):
     ("spec", "note"),
     [
         ("dapo", "# verl does not mask truncated responses"),
-        ("dapo", "# verl's V1 trainer refills without a limit"),
+        ("dapo", "# verl's V1 trainer draws new prompts until the batch is full, without a bound on rounds."),
+        ("dapo,overlong=penalty,overlong.buffer=8", "# verl's metric reward holds the overlong punishment"),
         ("grpo", "# verl clamps each token's k3 at 10."),
         ("dapo,aggregation=prompt_mean", "# prompt_mean is exact where ppo_mini_batch_size equals train_batch_size"),
         ("rloo,correction=geometric_mask,correction.low=0.5,correction.high=2", "# verl's rejection also takes"),

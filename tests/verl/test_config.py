@@ -59,6 +59,11 @@ def test_options_reach_each_end():
     assert (objective.surrogate, objective.aggregation) == (wanted.surrogate, wanted.aggregation)
 
 
+TOKEN_WEIGHTS = (
+    "algorithm.rollout_correction.rollout_is=token",
+    "actor_rollout_ref.rollout.calculate_log_probs=True",
+)
+
 REFUSED = {
     "unknown estimator": ([f"{ESTIMATOR}=gv_rlo"], r"adv_estimator='gv_rlo' is unknown.*Did you mean 'gv_rloo'\?"),
     "unknown loss": ([f"{LOSS}=gv_gsp"], r"loss_mode='gv_gsp' is unknown.*Did you mean 'gv_gspo'\?"),
@@ -165,6 +170,27 @@ REFUSED = {
         [f"{LOSS}=gv_grpo", *loss_options("surrogate.high=0.3"), "actor_rollout_ref.actor.clip_ratio_high=0.25"],
         "clip_ratio_high=0.25 and surrogate.high=0.3 in .* disagree",
     ),
+    "weights normalised over the batch": (
+        [
+            f"{LOSS}=gv_grpo",
+            *loss_options("correction=token_truncate"),
+            *TOKEN_WEIGHTS,
+            "algorithm.rollout_correction.rollout_is_batch_normalize=True",
+        ],
+        "weights are not normalised over the batch.*Mend: .*rollout_is_batch_normalize=False",
+    ),
+    "a truncated distribution under a product of weights": (
+        [
+            f"{LOSS}=gv_grpo",
+            *loss_options("correction=sequence_truncate"),
+            "algorithm.rollout_correction.rollout_is=sequence",
+            "actor_rollout_ref.rollout.calculate_log_probs=True",
+            "actor_rollout_ref.rollout.top_p=0.9",
+            "actor_rollout_ref.rollout.top_k=20",
+        ],
+        r"rollout.top_p=0.9, .*rollout.top_k=20 the engine reports .*correction=sequence_truncate takes the difference "
+        r"for mismatch.*Mend: actor_rollout_ref.rollout.top_p=1 actor_rollout_ref.rollout.top_k=-1, or",
+    ),
     "ends that do not go together": (
         [f"{ESTIMATOR}=gv_reinforce_pp", f"{LOSS}=gv_gspo"],
         "one value a response but this credit gives one advantage a token",
@@ -180,6 +206,13 @@ def test_refused_before_a_model_loads(case):
 
 
 DAPO = (f"{ESTIMATOR}=gv_dapo", f"{LOSS}=gv_dapo")
+FILTERING = (*DAPO, "algorithm.filter_groups.enable=True")
+PUNISHING = (
+    "reward.reward_manager.name=dapo",
+    "+reward.reward_kwargs.overlong_buffer_cfg.enable=True",
+    "+reward.reward_kwargs.overlong_buffer_cfg.len=64",
+    "+reward.reward_kwargs.overlong_buffer_cfg.penalty_factor=1.0",
+)
 REPORTED = {
     "aggregation": (
         [f"{LOSS}=gv_gspo"],
@@ -232,6 +265,26 @@ REPORTED = {
         DAPO,
         "dapo draws new groups for those without signal, but verl's filter is off",
         "Mend: algorithm.filter_groups.enable=True algorithm.filter_groups.metric=reward",
+    ),
+    "a bound on rounds": (
+        [*FILTERING, "algorithm.filter_groups.max_num_gen_batches=4"],
+        "algorithm.filter_groups.max_num_gen_batches=4 has no effect in verl 0.9.1",
+        "drawn until the batch is full",
+    ),
+    "a filter in the legacy trainer": (
+        [*FILTERING, "trainer.use_v1=False"],
+        "verl's legacy trainer filters no groups",
+        "Mend: trainer.use_v1=True",
+    ),
+    "a filter by punished rewards": (
+        [*FILTERING, *PUNISHING],
+        "the filter's metric reward holds the overlong punishment",
+        "Mend: algorithm.filter_groups.metric=acc",
+    ),
+    "a truncated distribution": (
+        [f"{ESTIMATOR}=gv_grpo", "actor_rollout_ref.rollout.top_p=0.9"],
+        "actor_rollout_ref.rollout.top_p=0.9: verl trains the log-probabilities of the whole distribution",
+        "Mend: actor_rollout_ref.rollout.top_p=1",
     ),
     "overlong responses": (
         DAPO,

@@ -96,7 +96,9 @@ def test_a_typo_costs_seconds(folder):
     assert "pid=" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("spec", ["dapo,kl=k3,kl.beta=0.001,overlong=penalty,overlong.buffer=128", "dr_grpo"])
+@pytest.mark.parametrize(
+    "spec", ["dapo,kl=k3,kl.beta=0.001,filter.metric=acc,overlong=penalty,overlong.buffer=128", "dr_grpo"]
+)
 def test_the_configuration_for_a_gpu_is_one_that_verl_takes(spec):
     """The same script without --cpu-smoke: composed by Hydra, nothing refused, nothing left to report."""
     printed = script("--print", spec, DATA="/data", OUT="/out")
