@@ -13,7 +13,7 @@ from typing import Any
 from grpo_variants.catalogue import registered
 from grpo_variants.conventions import numerics
 from grpo_variants.options import resolved_values
-from grpo_variants.variant import Variant
+from grpo_variants.variant import UNCONFIRMED, Variant
 
 FILE_NAME = "grpo_variant.json"
 _FORMAT = 1
@@ -57,6 +57,7 @@ class Card:
             "summary": self.variant.summary,
             "formula": self.variant.formula,
             "references": [str(reference) for reference in self.variant.references],
+            "unconfirmed": self.variant.unconfirmed,
             "values": {key: {"value": value, "origin": origins[key]} for key, value in values.items()},
             "effective": dict(self.effective),
             "notes": list(self.notes),
@@ -82,6 +83,8 @@ class Card:
         ]
         if changed:
             lines.append(f"Set differently from the paper: {', '.join(changed)}.")
+        if self.variant.contrib:
+            lines.append(f"`{self.variant.name}` is in contrib: {UNCONFIRMED}. {self.variant.unconfirmed}")
         return "\n\n".join([*lines, *self.notes]) + "\n"
 
     def text(self) -> str:
@@ -93,6 +96,7 @@ class Card:
         lines = [f"variant {content['spec']}  (objective hash {content['hash']})", f"  {content['summary']}"]
         lines += [f"  {key:<{wide[0]}}  {value:<{wide[1]}}  {origin}" for key, value, origin in rows]
         lines += [f"  source: {reference}" for reference in content["references"]]
+        lines += [f"  contrib: {self.variant.unconfirmed}"] if self.variant.contrib else []
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
 

@@ -172,8 +172,8 @@ class Kpop(_Mismatch):
 
     \(D(p \| q) = p \ln\frac{p}{q} + (1-p) \ln\frac{1-p}{1-q}\) with p the trainer's old probability and q the
     engine's; a token counts if \(\max(D(p \| q), D(q \| p)) \le \mathrm{threshold}\).
-    Reference: "Taming Training-Inference Mismatch in Reinforcement Learning with Adaptive Masking Regions",
-    arXiv 2606.15079.
+    Reference: "KPop: Taming Training-Inference Mismatch in Reinforcement Learning with Adaptive Masking Regions"
+    (2026), and "Ling and Ring 2.6 Technical Report", arXiv 2606.15079. The threshold is not published.
     """
 
     threshold: float = 0.1

@@ -14,10 +14,14 @@ from pathlib import Path
 from grpo_variants.catalogue import CATALOGUE
 from grpo_variants.conventions import CONVENTIONS
 from grpo_variants.options import resolved_values
-from grpo_variants.variant import AXES, Reference, Variant
+from grpo_variants.variant import AXES, UNCONFIRMED, Reference, Variant
 
 COMMAND = "python -m grpo_variants.docs_pages"
 COMPARED_WITH = "grpo"
+THRESHOLDS = """from dataclasses import replace
+
+variant = gv.get("{name}")
+counts = replace(gv.Counts.of(step.mask), thresholds=variant.thresholds(step))"""
 HOSTS = {"trl": "TRL 1.16", "verl": "verl 0.9.1"}
 
 
@@ -26,10 +30,14 @@ def page(variant: Variant) -> str:
     sections = (
         f"<!-- Written by `{COMMAND}` from the catalogue. -->\n# {variant.name}",
         variant.summary,
+        *_doubt(variant),
         f"```math\n{variant.formula}\n```",
         "Worked by hand in `tests/handworked.py`; evaluated by `tests/core/test_handworked.py`.",
         _usage(variant.name),
         *_note(variant),
+        f"## What was confirmed where\n\n{variant.confirmed}",
+        *_whole_batch(variant),
+        *_random(variant),
         f"## Against {COMPARED_WITH}\n\n{_difference(variant)}",
         f"## Axes\n\n{_values_table(variant)}",
         f"## Hosts\n\n{_table(('host', 'verdict'), ((HOSTS[host], verdict) for host, verdict in variant.hosts))}",
@@ -89,6 +97,41 @@ def _usage(name: str) -> str:
     )
 
 
+def _doubt(variant: Variant) -> tuple[str, ...]:
+    return (f"**In `contrib`**: {UNCONFIRMED}. {variant.unconfirmed}",) if variant.contrib else ()
+
+
+def _whole_batch(variant: Variant) -> tuple[str, ...]:
+    """What of a variant spans the batch, what the trainers take instead, and how a loop of one's own hands it in."""
+    if not variant.whole_batch:
+        return ()
+    names = ", ".join(f"`{name}`" for name in variant.threshold_names)
+    return (
+        f"## A statistic of the whole batch\n\nThe formula's {names} belong to the optimizer step. In TRL and in verl "
+        "each micro-batch takes its own, as the hosts' own losses do: a forward pass over the whole step would have to "
+        "come first. Fewer, larger micro-batches come nearer. In a loop of your own, where the step's "
+        "log-probabilities are at hand before the first backward pass, hand them in with the counts:",
+        f"```python\n{THRESHOLDS.format(name=variant.name)}\n```",
+        f"`step` is a `gv.Tokens` of the whole step{_with_draws(variant)}; every micro-batch then runs "
+        "`gv.policy_loss(variant, micro_batch, counts)`. Sorting and counting stay on the device: nothing waits for "
+        "the host.",
+    )
+
+
+def _with_draws(variant: Variant) -> str:
+    return ", with `draws` of which each micro-batch has its rows" if variant.surrogate.draws else ""
+
+
+def _random(variant: Variant) -> tuple[str, ...]:
+    if not variant.surrogate.draws:
+        return ()
+    return (
+        "## Random numbers\n\nDraws at random, once a loss: pass `generator=` to `gv.policy_loss`, or the numbers as "
+        "`gv.Tokens(draws=...)`, [B, T] in [0, 1); with neither it draws from torch's global generator. In TRL and in "
+        "verl each rank draws from its own, so that runs differ with the number of ranks.",
+    )
+
+
 def _note(variant: Variant) -> tuple[str, ...]:
     return (f"## Where the sources differ\n\n{variant.note}",) if variant.note else ()
 
@@ -111,15 +154,17 @@ def _values_table(variant: Variant) -> str:
 def _variants_table(where: str) -> str:
     """Names link to the variants' pages, from the project's root, from docs/ or from the pages' own folder."""
     folder = {"": "", "README.md": "docs/variants/"}.get(where, "variants/")
-    rows = (
-        (
+    rows = {
+        variant: (
             f"[{variant.name}]({folder}{variant.name}.md)",
             variant.summary,
             ", ".join(_short_link(reference) for reference in variant.references),
         )
         for variant in CATALOGUE
-    )
-    return _table(("variant", "what it is", "defined in"), rows)
+    }
+    head = ("variant", "what it is", "defined in")
+    main, contrib = (_table(head, (row for v, row in rows.items() if v.contrib is kind)) for kind in (False, True))
+    return f"{main}\n\nIn `contrib`: {UNCONFIRMED}; the page says which.\n\n{contrib}"
 
 
 def _axes_table(where: str) -> str:

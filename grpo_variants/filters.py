@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -55,8 +55,17 @@ class TokenFilter(Protocol):
         ...
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of that statistic in `Counts.thresholds`."""
+        ...
+
+    @property
     def denominator(self) -> str:
         """Whether dropped tokens stay in the counts: `all` or `kept`."""
+        ...
+
+    def thresholds(self, x: Tokens) -> Mapping[str, Tensor]:
+        """That statistic of a batch, by name; none where nothing spans the batch."""
         ...
 
     def __call__(self, x: Tokens, counts: Counts) -> Tensor | None:
@@ -69,7 +78,12 @@ class AllTokens:
     """Every token of the loss mask."""
 
     whole_batch: ClassVar[bool] = False
+    names: ClassVar[tuple[str, ...]] = ()
     denominator: ClassVar[str] = "all"
+
+    def thresholds(self, x: Tokens) -> Mapping[str, Tensor]:
+        """None: nothing spans the batch."""
+        return {}
 
     def __call__(self, x: Tokens, counts: Counts) -> Tensor | None:
         """None: nothing is dropped."""
@@ -89,6 +103,7 @@ class TopEntropy:
     fraction: float = 0.2
     denominator: Literal["all", "kept"] = "all"
     whole_batch: ClassVar[bool] = True
+    names: ClassVar[tuple[str, ...]] = ("entropy",)
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -97,13 +112,19 @@ class TopEntropy:
             raise ValueError(f"tokens.fraction={self.fraction!r} drops nothing; allowed: below 1. Use tokens=all.")
         check_choice("tokens.denominator", self.denominator, ("all", "kept"))
 
+    def thresholds(self, x: Tokens) -> Mapping[str, Tensor]:
+        """The (1 - fraction) quantile of the entropies: 0-d."""
+        return {"entropy": masked_quantile(self._entropy(x), x.mask, 1 - self.fraction)}
+
     def __call__(self, x: Tokens, counts: Counts) -> Tensor | None:
         """Tokens at or above the threshold: [B, T] bool."""
-        entropy = x.need("entropy", "tokens=top_entropy").detach()
-        threshold = (counts.thresholds or {}).get("entropy")
-        if threshold is None:
-            threshold = masked_quantile(entropy, x.mask, 1 - self.fraction)
-        return x.mask & (entropy >= threshold)
+        given = counts.thresholds or {}
+        values = given if "entropy" in given else self.thresholds(x)
+        return x.mask & (self._entropy(x) >= values["entropy"])
+
+    @staticmethod
+    def _entropy(x: Tokens) -> Tensor:
+        return x.need("entropy", "tokens=top_entropy").detach()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from grpo_variants import (
     aggregation,
     baseline,
@@ -22,6 +25,10 @@ from grpo_variants import (
     transform,
 )
 from grpo_variants.checks import check_choice
+from grpo_variants.inputs import Tokens, read_tokens
+
+# Why a catalogue entry is in `contrib`.
+UNCONFIRMED = "a value of it was found in neither the paper nor its authors' code"
 
 End = Literal["advantage", "objective", "rollout"]
 
@@ -254,6 +261,26 @@ class Variant:
     def remembers(self) -> bool:
         """Whether the advantage rule remembers earlier steps, in a `Memory`."""
         return any(getattr(part, "remembers", False) for part in (self.baseline, self.scale))
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether a statistic of the objective spans the batch: the surrogate's, or that of the choice of tokens."""
+        return self.surrogate.whole_batch or self.tokens.whole_batch
+
+    @property
+    def threshold_names(self) -> tuple[str, ...]:
+        """Names of these statistics, as `Counts.thresholds` takes them."""
+        return (*self.surrogate.names, *self.tokens.names)
+
+    def thresholds(self, step: Tokens) -> dict[str, Tensor]:
+        """Statistics of a whole step, for `Counts.thresholds`, so that micro-batches do not take their own; detached.
+
+        Returns 0-d tensors by name; empty where nothing spans the batch. Nothing waits for the host.
+        Raises ValueError for a missing input.
+        """
+        with torch.no_grad():
+            x = read_tokens(step)
+            return {**self.surrogate.thresholds(self.ratio(x), x), **self.tokens.thresholds(x)}
 
     @property
     def needs_rollout_logp(self) -> bool:

@@ -52,7 +52,7 @@ SPECS = (
     f"{PRODUCT},surrogate=topr,surrogate.floor=0.5,surrogate.ceiling=0.9",
     f"{PRODUCT},surrogate=topr,surrogate.ceiling=2",
     *(f"grpo,surrogate={s},surrogate.low=0.01,surrogate.high=0.02,surrogate.cap=1.1" for s in ("dppo_tv", "dppo_kl")),
-    *(f"grpo,surrogate={s},surrogate.cap=none" for s in ("dppo_tv", "dppo_kl")),
+    *(f"grpo,surrogate={s}" for s in ("dppo_tv", "dppo_kl")),
     "grpo,surrogate=quadratic,surrogate.range=0.4",
     "gspo,surrogate=quadratic",
     "grpo,surrogate=dro,surrogate.tau=2",

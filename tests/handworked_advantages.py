@@ -156,7 +156,14 @@ CASES: dict[str, Case] = {
             *(0.5 * pi / 4, -0.5 * pi / 4),
             *(n / BETA for n in (0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75)),
         ],
-        **CLIP_TOKEN_MEAN,
+        # A = 1.5:  rho 2 -> -1.28 * 1.5 = -1.92 (clipped); -1.65; -0.75. Sum -4.32.
+        # A = -0.5: rho 0.5 -> 0.8 * 0.5 = 0.4 (clipped); 1. Sum 1.4.
+        # L = (-4.32 + 1.4) / 2. Gradient: 0, -1.65/2, -0.75/2 | 0, 1/2
+        policy=PAIR["policy"],
+        old=PAIR["old"],
+        given=[1.5, -0.5],
+        loss=-1.46,
+        gradient=[[0, -0.825, -0.375], [0, _, 0.5]],
     ),
     "gfpo": Case(
         # Nine responses, the longest of 20 tokens is out. Of the eight others four are right: mean 1/2, population

@@ -177,28 +177,29 @@ CASES: dict[str, Case] = {
         gradient=[[-0.268917014107] * 3, [0.124159311395, _, 0.124159311395]],
     ),
     "dppo_tv": Case(
-        **NORMALISED,
-        # p - q: 0.3 (A > 0: dropped), 0.05, 0.048 | -0.25 (A < 0: dropped), 0.3 (A < 0: kept). rho 1.1, 25 (capped
-        #   at 20) | 2.
-        #   -1.5 (1.1 ln 0.55 + 20 ln 0.05) | 0.5 * 2 ln 0.6. L = their sum / 5 tokens.
+        **CENTRED,
+        # p - q: 0.3 (A > 0: dropped), 0.05, 0.048 | -0.25 (A < 0: dropped), 0.3 (A < 0: kept). rho 1.1, 25 | 2.
+        #   -1.5 (1.1 ln 0.55 + 25 ln 0.05) | 0.5 * 2 ln 0.6. Constant length 5: L = their sum / (2 * 5).
         policy=[[0.4, 0.55, 0.05], [0.1, _, 0.6]],
         rollout=[[0.1, 0.5, 0.002], [0.35, _, 0.3]],
         given=[1.5, -0.5],
-        loss=(-1.5 * (1.1 * ln(0.55) + 20 * ln(0.05)) + ln(0.6)) / 5,
-        gradient=[[0, -0.33, -6], [0, _, 0.2]],
+        counts={"length": 5},
+        loss=(-1.5 * (1.1 * ln(0.55) + 25 * ln(0.05)) + ln(0.6)) / 10,
+        gradient=[[0, -0.165, -3.75], [0, _, 0.1]],
     ),
     "dppo_kl": Case(
-        **NORMALISED,
+        **CENTRED,
         # q ln(q/p) + (1-q) ln((1-q)/(1-p)):
         #   p 0.6, q 0.42: 0.42 ln 0.7 + 0.58 ln 1.45 = 0.0657 (A > 0: dropped, though p - q is 0.18)
         #   p 0.55, q 0.5: 0.0050; p 0.05, q 0.002: 0.002 ln 0.04 + 0.998 ln(0.998/0.95) = 0.0428: kept, rho 25
-        #     capped at 20
         #   p 0.1, q 0.35: 0.35 ln 3.5 + 0.65 ln(0.65/0.9) = 0.2269 (A < 0, p < q: dropped); p 0.6, q 0.3: p > q, kept
+        # From there on as dppo_tv.
         policy=[[0.6, 0.55, 0.05], [0.1, _, 0.6]],
         rollout=[[0.42, 0.5, 0.002], [0.35, _, 0.3]],
         given=[1.5, -0.5],
-        loss=(-1.5 * (1.1 * ln(0.55) + 20 * ln(0.05)) + ln(0.6)) / 5,
-        gradient=[[0, -0.33, -6], [0, _, 0.2]],
+        counts={"length": 5},
+        loss=(-1.5 * (1.1 * ln(0.55) + 25 * ln(0.05)) + ln(0.6)) / 10,
+        gradient=[[0, -0.165, -3.75], [0, _, 0.1]],
     ),
     "sapo": Case(
         **NORMALISED,
@@ -291,16 +292,16 @@ CASES: dict[str, Case] = {
     ),
     "fipo": Case(
         **NORMALISED,
-        # g = 2^(-1/32) = 0.978572062087. rho 2, 1.1, 0.5 | 12 (above 3: not in F), a hole, 2
+        # g = 2^(-1/32) = 0.978572062087. rho 2, 1.1, 0.5 | 12 (above 10: not in F), a hole, 2
         #   F = ln 2 + g ln 1.1 - g^2 ln 2 = 0.122653914894, weight 1.130492995...; ln 1.1 - g ln 2 < 0, weight 1; 1
         #   F = g^2 ln 2 = 0.66, weight 1.2, but A < 0 and 12 above 10: 1; ln 2, weight 1.2
         #   A = 1.5:  rho 2 -> -1.28 * 1.5 * 1.130... (clipped); -1.65; -0.75
-        #   A = -0.5: rho 12 -> 3 * 0.5 = 1.5 (dual clip); 2 -> 2 * 0.6 = 1.2
+        #   A = -0.5: rho 12 -> 10 * 0.5 = 5 (dual clip); 2 -> 2 * 0.6 = 1.2
         # L = their sum / 5 tokens
         policy=PAIR["policy"],
         old=[[0.2, 0.5, 0.2], [0.1 / 12, _, 0.3]],
         given=[1.5, -0.5],
-        loss=(-1.92 * exp(ln(2) + 2 ** (-1 / 32) * ln(1.1) - 2 ** (-1 / 16) * ln(2)) - 2.4 + 2.7) / 5,
+        loss=(-1.92 * exp(ln(2) + 2 ** (-1 / 32) * ln(1.1) - 2 ** (-1 / 16) * ln(2)) - 2.4 + 6.2) / 5,
         gradient=[[0, -0.33, -0.15], [0, _, 0.24]],
     ),
     "bapo": Case(

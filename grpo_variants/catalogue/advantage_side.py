@@ -71,9 +71,10 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         summary="Exactly on policy, with the length-weighted mean of the group as its baseline; no ratio, no KL.",
         formula=rf"A_i = r_i - \frac{{\sum_j l_j r_j}}{{\sum_j l_j}},\quad {_SCORED}",
         note=(
-            "The derivation weighs the score of a whole response, which is aggregation=sequence_sum; the authors ran "
-            "verl's token mean, which is taken. One update a batch: with more, a ratio is needed."
+            "The derivation weighs the score of a whole response, which is aggregation=sequence_sum; the authors "
+            "ran verl's token mean, which is taken. One update a batch: with more, a ratio is needed."
         ),
+        confirmed="The baseline in the paper and in verl's estimator opo.",
         references=(HAO,),
         hosts=(
             ("trl", "no counterpart: no baseline that weighs by length"),
@@ -96,6 +97,10 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             "Trainers take the deviation of the raw rewards (TRL, ms-swift) or of the centred ones (AReaL, ROLL), "
             "which is never larger. Raw is taken; scale.of=centred is the other."
         ),
+        confirmed=(
+            "Group mean with the deviation of the batch, and the token mean, in the paper; raw rewards in its "
+            "authors' ROLL (roll/utils/functionals.py, reward_norm)."
+        ),
         references=(LIU_TRICKS,),
         hosts=(
             ("trl", "advantages equal scale_rewards='batch', under conventions=trl; the loss is loss_type='dapo'"),
@@ -113,9 +118,17 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             r"\quad L = -\frac{1}{N}\sum_i A_i \sum_t\log\pi(y_{it})"
         ),
         note=(
-            "The report also has a KL term summed over each response, without its coefficient: set kl and kl.beta for "
-            "it. Its normalisation subtracts the mean of the batch, which is 0 after leave-one-out. Groups that are "
-            "all wrong are kept, with small negative rewards, which is the reward function's to give."
+            "The report's KL term is of a whole response: set kl and kl.beta for it. Its normalisation subtracts "
+            "the mean of the batch, which is 0 after leave-one-out. Groups that are all wrong are kept, with "
+            "small negative rewards, which is the reward function's to give."
+        ),
+        confirmed=(
+            "Leave-one-out, the normalisation over the batch, and the sum over a whole response without ratio or "
+            "clip: the report, section 2.4.2."
+        ),
+        unconfirmed=(
+            "The objective has a KL term whose coefficient the report does not give; without one it is left out "
+            "here. Code was not published."
         ),
         references=(BAE,),
         hosts=(
@@ -136,9 +149,10 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             rf"A_i = 0 \text{{ where }} \operatorname{{mean}}_g r \le 0,\quad {_CLIPPED}"
         ),
         note=(
-            "For rewards of 0 and 1. The authors' code divides by any mean plus 1e-6, so that a negative mean turns "
-            "the sign; here such a group has no success to learn from and gets 0."
+            "For rewards of 0 and 1. The authors' code divides by any mean plus 1e-6, so that a negative mean "
+            "turns the sign; here such a group has no success to learn from and gets 0."
         ),
+        confirmed="The advantage in the paper; its code adds 1e-6 to the mean, as SkyRL does.",
         references=(TAJWAR,),
         hosts=(
             ("trl", "no counterpart: no scale but a standard deviation"),
@@ -156,10 +170,12 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             rf"equal}}\}}|,\quad {_SCORED}"
         ),
         note=(
-            "verl's estimator of that name raises by B over the number of rewards that are not 0, which is another "
-            "number with rewards of -1 and 1, and wherever a group is all right. The authors' is taken, with F_norm = "
-            "1; they also draw again where fewer than half of the groups have a signal, which is not done here."
+            "verl's estimator of that name raises by B over the number of rewards that are not 0, which is "
+            "another number with rewards of -1 and 1, and wherever a group is all right. The authors' is taken, "
+            "with F_norm = 1; they also draw again where fewer than half of the groups have a signal, which is "
+            "not done here."
         ),
+        confirmed="The authors' code (AMAP-ML/GPG): alpha, F_norm and the loss without a ratio.",
         references=(CHU,),
         hosts=(
             ("trl", "no counterpart: groups without signal are counted like any other"),
@@ -181,9 +197,10 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             rf"{_CLIPPED}"
         ),
         note=(
-            "verl divides by the group's standard deviation unless norm_adv_by_std_in_grpo is off; the paper does not. "
-            "scale=group_std is verl's default."
+            "verl divides by the group's standard deviation unless norm_adv_by_std_in_grpo is off; the paper does "
+            "not. scale=group_std is verl's default."
         ),
+        confirmed="The formula is the paper's; verl's grpo_passk has it as well.",
         references=(TANG,),
         hosts=(
             ("trl", "no counterpart: every response of a group gets an advantage"),
@@ -207,6 +224,7 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             "For rewards of 0 and 1 this is the paper's closed form; other rewards are an extension by the same "
             "definition. The authors publish the advantage; the objective here is the clip with a token mean."
         ),
+        confirmed="The closed form in the paper and in its authors' code (RUCAIBox/Passk_Training).",
         references=(CHEN,),
         hosts=(
             ("trl", "no counterpart: rewards are compared one by one"),
@@ -226,10 +244,12 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             rf"L = -\frac{{1}}{{N}}\sum_i\frac{{1}}{{l_i}}\sum_t {_CLIP}"
         ),
         note=(
-            "The authors draw G + 1 responses and take the median one out of the batch; here it has advantage 0 and "
-            "stays in the counts. With rewards of 0 and 1 the deviation is 0 unless half of the group differs, and "
-            "only the 0.001 divides: a single right answer then has an advantage of 1000, in their code as here."
+            "The authors draw G + 1 responses and take the median one out of the batch; here it has advantage 0 "
+            "and stays in the counts. With rewards of 0 and 1 the deviation is 0 unless half of the group "
+            "differs, and only the 0.001 divides: a single right answer then has an advantage of 1000, in their "
+            "code as here."
         ),
+        confirmed="The authors' code: median, median absolute deviation plus 1e-3.",
         references=(KIM,),
         hosts=(
             ("trl", "no counterpart: no median"),
@@ -253,6 +273,7 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             "The paper's quantile is a reward that occurs; the authors' code interpolates between two, which is "
             "baseline.interpolation=linear. The paper's is taken."
         ),
+        confirmed="The paper, with 0.4, and its authors' code.",
         references=(WU,),
         hosts=(
             ("trl", "no counterpart: no quantile"),
@@ -267,6 +288,7 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         aggregation=TokenMean(),
         summary="Wrong responses count -1, right ones only 0.1: mostly negative reinforcement, which keeps diversity.",
         formula=rf"A_i = 0.1 \text{{ if right, else }} -1,\quad {_CLIPPED}",
+        confirmed="The authors' code (RLVR-Decomposed), with a weight of 0.1.",
         references=(ZHU,),
         hosts=_VERDICTS,
     ),
@@ -278,6 +300,7 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         aggregation=TokenMean(),
         summary="Positive sample reinforcement: only right responses are learnt from.",
         formula=rf"A_i = 1 \text{{ if right, else }} 0,\quad {_CLIPPED}",
+        confirmed="The authors' code (RLVR-Decomposed).",
         references=(ZHU,),
         hosts=_VERDICTS,
     ),
@@ -289,6 +312,7 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         aggregation=TokenMean(),
         summary="Negative sample reinforcement: only wrong responses are learnt from, by making them less likely.",
         formula=rf"A_i = 0 \text{{ if right, else }} -1,\quad {_CLIPPED}",
+        confirmed="The authors' code (RLVR-Decomposed).",
         references=(ZHU,),
         hosts=_VERDICTS,
     ),
@@ -297,17 +321,23 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         baseline=GroupMean(),
         scale=BetaDensity(),
         ratio=TokenRatio(),
-        surrogate=Clip(),
-        aggregation=TokenMean(),
+        surrogate=Clip(low=0.2, high=0.28),
+        aggregation=SequenceSum(),
         summary="Centred rewards over a Beta density fitted to the success rates of the batch's prompts.",
         formula=(
             r"A_i = \frac{r_i - p_g}{f(p_g;\, 1 + a/3,\, 1 + b/3)},\quad p_g = \operatorname{mean}_g r,\quad "
-            rf"\operatorname{{Beta}}(a, b) \text{{ fitted to }} p \text{{ by moments}},\quad {_CLIPPED}"
+            r"\operatorname{Beta}(a, b) \text{ fitted to } p \text{ by moments},\quad L = -\frac{1}{N}\sum_{i,t} "
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i)"
         ),
         note=(
-            "TRL's loss_type='bnpo' is not this: it is a token mean over each micro-batch. The authors' bounds are "
-            "kept: no parameter below 1, no factor above 1e6. One prompt, or prompts that are all alike, leave nothing "
-            "to fit: the density is then 1. The decomposition over several reward functions is not done."
+            "TRL's loss_type='bnpo' is not this: it is a token mean over each micro-batch. The authors' bounds "
+            "are kept: no parameter below 1, no factor above 1e6. One prompt, or prompts that are all alike, "
+            "leave nothing to fit: the density is then 1. The authors update once a batch, where the clip range "
+            "has no part. The decomposition over several reward functions is not done."
+        ),
+        confirmed=(
+            "The advantage in the authors' code (changyi7231/BNPO, recipe/bnpo/src/bnpo_ray_trainer.py); clip "
+            "range and aggregation in its recipe/bnpo/run.sh."
         ),
         references=(XIAO,),
         hosts=(
@@ -333,9 +363,10 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         note=(
             "Responses that are not selected stay in the token count, as in the paper's formula. It writes the KL "
             "against the sampling policy and ran verl, which takes a reference; the reference is taken, and k3 as "
-            "estimator, which it does not name. selection=efficient is its other metric, reward per token; the number "
-            "kept by difficulty is not done."
+            "estimator, which it does not name. selection=efficient is its other metric, reward per token; the "
+            "number kept by difficulty is not done."
         ),
+        confirmed="The paper: selection, statistics of the kept responses, coefficients.",
         references=(SHRIVASTAVA,),
         hosts=(
             ("trl", "no counterpart in 1.16: every response of a group is learnt from"),
@@ -357,10 +388,11 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             rf"L = -\frac{{1}}{{N}}\sum_i\frac{{1}}{{l_i}}\sum_t {_CLIP}"
         ),
         note=(
-            "The second normalisation is over responses in the authors' code for TRL, in TRL, ms-swift and here, and "
-            "over tokens in verl, which is credit.over=tokens and part of conventions=verl. A response that a reward "
-            "function gave nothing for is out of that function's statistics and sum."
+            "The second normalisation is over responses in the authors' code for TRL, in TRL, ms-swift and here, "
+            "and over tokens in verl, which is credit.over=tokens and part of conventions=verl. A response that a "
+            "reward function gave nothing for is out of that function's statistics and sum."
         ),
+        confirmed="The authors' code (NVlabs/GDPO), both stages and 1e-4.",
         references=(LIU_GDPO,),
         hosts=(
             ("trl", "advantages equal multi_objective_aggregation='normalize_then_sum', under conventions=trl"),
@@ -384,10 +416,17 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             rf"{_CLIPPED_TOKENS}"
         ),
         note=(
-            "The sums run over the right, or the wrong, responses of the prompt that still have a token at t; d_t and "
-            "h_t are their numbers. The formula is read from two independent implementations that cite its equations; "
-            "one takes the statistics over the whole batch and clips entropies to [0.2, 0.28], which is not done here. "
-            "GTPO of arXiv 2508.03772 is another algorithm."
+            "The sums run over the right, or the wrong, responses of the prompt that still have a token at t; d_t "
+            "and h_t are their numbers. One implementation takes the statistics over the whole batch, which is "
+            "not done here. GTPO of arXiv 2508.03772 is another algorithm."
+        ),
+        confirmed=(
+            "The shaped rewards, and alpha of 1 and 0.1, in two independent implementations that cite the paper's "
+            "equations."
+        ),
+        unconfirmed=(
+            "Neither the paper's text nor code of its authors could be read. One of the two implementations clips "
+            "entropies to 0.2 and 0.28, the other takes these numbers for the clip range; here they are neither."
         ),
         references=(TAN,),
         hosts=(
@@ -411,7 +450,14 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
         ),
         note=(
             "Hats are means over a response's tokens; n and m are the numbers of right and wrong responses of the "
-            "prompt. Read from the same two implementations as gtpo_entropy, with the same remarks."
+            "prompt. With the same remark as gtpo_entropy."
+        ),
+        confirmed=(
+            "The shaped rewards, beta of 1 and 0.1, and the mean of the token ratios in two independent "
+            "implementations that cite the paper's equations."
+        ),
+        unconfirmed=(
+            "Neither the paper's text nor code of its authors could be read; the clip range of 0.2 is GRPO's."
         ),
         references=(TAN,),
         hosts=(
@@ -432,10 +478,11 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             rf"{_CLIPPED_TOKENS}"
         ),
         note=(
-            "Where only the longest response is left, verl's baseline is 0, which is taken; credit.tail=own goes on "
-            "with the formula, which gives 0 there. verl weighs W by squared rollout weights where it has them; not "
-            "done here."
+            "Where only the longest response is left, verl's baseline is 0, which is taken; credit.tail=own goes "
+            "on with the formula, which gives 0 there. verl weighs W by squared rollout weights where it has "
+            "them; not done here."
         ),
+        confirmed="The paper, and its authors' estimator in verl (optimal_token_baseline).",
         references=(LI_OTB,),
         hosts=(
             ("trl", "no counterpart: sums of squared probabilities are not computed"),
@@ -457,10 +504,11 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             rf"L = \frac{{1}}{{N}}\sum_i\frac{{1}}{{l_i}}\sum_t\left[-{_CLIP} + \beta\, k_3\right]"
         ),
         note=(
-            "The filter starts anew with each group in the authors' code, so nothing is remembered between steps, and "
-            "each reward is compared with the state that it has just moved. The advantage depends on the order of the "
-            "responses, and a group of equal rewards does not get 0."
+            "The filter starts anew with each group in the authors' code, so nothing is remembered between steps, "
+            "and each reward is compared with the state that it has just moved. The advantage depends on the "
+            "order of the responses, and a group of equal rewards does not get 0."
         ),
+        confirmed="The authors' code (billhhh/KRPO_LLMs_RL): Q, R and the order of the update.",
         references=(WANG_KRPO,),
         hosts=(
             ("trl", "no counterpart: no filter over rewards"),
@@ -481,10 +529,14 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             rf"\beta\leftarrow\rho\beta + 1 - r,\quad {_CLIPPED}"
         ),
         note=(
-            "Forgets at a constant rate, the lower end of the authors' range (0.875 to 0.96), where they follow how "
-            "far the policy has moved. Drawing prompts by their uncertainty, and first estimates from samples drawn "
-            "beforehand, are the host's; a memory can be loaded with the latter. Simple Policy Optimization, also "
-            "called SPO, is another algorithm: spo_quadratic."
+            "Forgets at a constant rate, the lower end of the authors' range (0.875 to 0.96), where they follow "
+            "how far the policy has moved. Drawing prompts by their uncertainty, and first estimates from samples "
+            "drawn beforehand, are the host's; a memory can be loaded with the latter. Simple Policy "
+            "Optimization, also called SPO, is another algorithm: simple_policy_optimization."
+        ),
+        confirmed=(
+            "The authors' recipe in verl-recipe (spo): tracker, forgetting from 0.875 to 0.96, normalisation over "
+            "the batch."
         ),
         references=(XU,),
         hosts=(
@@ -506,10 +558,15 @@ ADVANTAGE_SIDE: tuple[Variant, ...] = (
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, \mathrm{low}(q), \mathrm{high}(q)) A_i)"
         ),
         note=(
-            "The paper adds the responses of a prompt up where this takes their mean: a factor of the group's size, "
-            "left to the learning rate. Means and deviations of earlier steps have the same weight each, as in the "
-            "authors' code, and no epsilon is added. A group of equal rewards is compared with its history and does "
-            "not get 0."
+            "The paper adds the responses of a prompt up where this takes their mean: a factor of the group's "
+            "size, left to the learning rate. The authors' readme writes the sum over tokens without the length "
+            "(aggregation=sequence_sum), their code takes the mean over the micro-batch's tokens. Means and "
+            "deviations of earlier steps have the same weight each, as in the authors' code, and no epsilon is "
+            "added. A group of equal rewards is compared with its history and does not get 0."
+        ),
+        confirmed=(
+            "The authors' repository (lime-RL/DCPO): 0.16 and 0.2 in the readme's table, the two smoothed "
+            "advantages in verl/trainer/ppo/core_algos.py."
         ),
         references=(YANG,),
         hosts=(

@@ -24,6 +24,7 @@ BATCH: tuple[Variant, ...] = (
             r"\frac{\sum_{A>0} \min(\rho, c_+) A}{\sum_{A>0} \min(\rho, c_+) A + \sum_{A<0} \max(\rho, c_-) |A|} \ge "
             r"0.5"
         ),
+        confirmed="The authors' code: bounds, step, target and dual clip.",
         references=(papers.XI_BAPO,),
         hosts=(
             ("trl", "no counterpart: clip bounds are fixed"),
@@ -31,7 +32,7 @@ BATCH: tuple[Variant, ...] = (
         ),
         note=(
             "The order (floor first, then ceiling), the dual clip at 3 and the step of 0.05 are those of the authors' "
-            "code. The bounds span the batch: without the step's thresholds each micro-batch finds its own."
+            "code."
         ),
     ),
     replace(
@@ -45,6 +46,10 @@ BATCH: tuple[Variant, ...] = (
             r"\min(e^{-\tau}, 0.7), \max(e^{\tau}, 1.5)) A_i),\quad \operatorname{mean}_{A d > 0} \min(d^2, \tau^2) "
             r"< 0.04"
         ),
+        confirmed=(
+            "The budget of 0.04 in the paper; the range and its narrowest width in its authors' code "
+            "(Infini-AI-Lab/M2PO)."
+        ),
         references=(papers.ZHENG_M2PO,),
         hosts=(
             ("trl", "no counterpart: clip bounds are fixed"),
@@ -52,8 +57,7 @@ BATCH: tuple[Variant, ...] = (
         ),
         note=(
             "The paper masks tokens until the mean of the squared log ratios is within the budget; its code clips at "
-            "the range that the budget leaves, but not tighter than 0.7 and 1.5, which is taken. The range spans the "
-            "batch: without the step's thresholds each micro-batch finds its own."
+            "the range that the budget leaves, but not tighter than 0.7 and 1.5, which is taken."
         ),
     ),
     replace(
@@ -67,14 +71,15 @@ BATCH: tuple[Variant, ...] = (
             r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} 1[it \notin I]\, \min(\rho_{it} A_i, "
             r"\operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i),\quad I \text{ random among } 1 < \mathrm{cov}_{it} < 5"
         ),
+        confirmed="The paper, and its authors' loss in verl (clip_cov): 2e-4, from 1 to 5.",
         references=(papers.CUI,),
         hosts=(
             ("trl", "no counterpart: no covariance"),
             ("verl", "equals loss clip_cov with token-mean, for the same draws, under conventions=verl"),
         ),
         note=(
-            "Draws at random: pass `generator=`, or `Tokens.draws`. The means, and the largest number drawn, span the "
-            "batch; verl takes each micro-batch's, and the random numbers of each rank."
+            "verl permutes the candidates and takes the first of them; here each token has a random number and the "
+            "smallest of the candidates' are taken, which is the same draw and does not wait for the device."
         ),
     ),
     replace(
@@ -88,6 +93,7 @@ BATCH: tuple[Variant, ...] = (
             r"I \text{ the share } 2\cdot10^{-4} \text{ of highest } (A_i - \bar A)(\log\pi(y_{it}) - "
             r"\overline{\log\pi})"
         ),
+        confirmed="The paper, and its authors' loss in verl (kl_cov).",
         references=(papers.CUI,),
         hosts=(
             ("trl", "no counterpart: no covariance"),
@@ -97,9 +103,8 @@ BATCH: tuple[Variant, ...] = (
             ),
         ),
         note=(
-            "The paper's share is 2e-4 for its 32B model and 2e-3 for 7B. verl's function falls back to a "
-            "coefficient of 1, "
-            "its configuration says 0.1. Means and order span the batch; verl takes each micro-batch's."
+            "The paper's share is 2e-4 for its 32B model and 2e-3 for 7B. verl's function falls back to a coefficient "
+            "of 1, its configuration says 0.1."
         ),
     ),
 )

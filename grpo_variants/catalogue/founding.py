@@ -23,6 +23,7 @@ FOUNDING: tuple[Variant, ...] = (
         aggregation=SequenceSum(),
         summary="Policy gradient with the raw reward: no baseline, no ratio, no clip.",
         formula=r"A_i = r_i,\quad L = -\frac{1}{N}\sum_i A_i \sum_t \log\pi(y_{it})",
+        confirmed="The formula is the paper's.",
         references=(WILLIAMS,),
         hosts=(
             ("trl", "no counterpart: GRPOTrainer always subtracts the group mean"),
@@ -40,6 +41,7 @@ FOUNDING: tuple[Variant, ...] = (
             r"A_i = r_i - \frac{1}{G-1}\sum_{j\ne i} r_j,\quad "
             r"L = -\frac{1}{N}\sum_i A_i \sum_t \log\pi(y_{it})"
         ),
+        confirmed="The formula is the paper's (section 3); TRL, verl, OpenRLHF and NeMo-RL have the same baseline.",
         references=(AHMADIAN, KOOL),
         hosts=(
             ("trl", "advantages equal RLOOTrainer's with normalize_advantages=False and beta=0"),
@@ -59,6 +61,10 @@ FOUNDING: tuple[Variant, ...] = (
             r"A_i = \frac{r_i - \operatorname{mean}_g r}{\operatorname{std}_g r + \epsilon},\quad "
             r"L = \frac{1}{N}\sum_i\frac{1}{l_i}\sum_t \left[-\min(\rho_{it} A_i, "
             r"\operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i) + \beta\, k_3\right]"
+        ),
+        confirmed=(
+            "Formula and k3 in the paper (section 4.1), clip range and beta of 0.04 in its training details; "
+            "every trainer that was read has the same loss."
         ),
         references=(SHAO,),
         hosts=(
@@ -80,6 +86,10 @@ FOUNDING: tuple[Variant, ...] = (
             r"\tilde r_j = \frac{r_j - \operatorname{mean}(R)}{\operatorname{std}(R) + \epsilon},\quad "
             r"A_{it} = \sum_{j:\ \mathrm{end}(j)\ge t} \tilde r_j,\quad L \text{ as in GRPO}"
         ),
+        confirmed=(
+            "The paper, section 4.1.3; the normalisation followed by the sum over later steps also in "
+            "NousResearch/atropos, atroposlib/utils/advantages.py."
+        ),
         references=(SHAO,),
         hosts=(
             ("trl", "no counterpart: rewards are one number a response"),
@@ -98,6 +108,7 @@ FOUNDING: tuple[Variant, ...] = (
             r"A_i = r_i - \operatorname{mean}_g r,\quad "
             r"L = -\frac{1}{N L_{\max}}\sum_i\sum_t \min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i)"
         ),
+        confirmed=("The paper, section 3, and its authors' code (sail-sg/understand-r1-zero); TRL and verl follow it."),
         references=(LIU,),
         hosts=(
             ("trl", "equals loss_type='dr_grpo' with scale_rewards='none'"),
@@ -123,6 +134,10 @@ FOUNDING: tuple[Variant, ...] = (
             r"L = -\frac{1}{\sum_i l_i}\sum_i\sum_t "
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i),\quad "
             r"0 < |\{i: y_i \text{ correct}\}| < G"
+        ),
+        confirmed=(
+            "The paper, equation 8 and section 4.1, and its authors' recipe (verl, "
+            "recipe/dapo/run_dapo_qwen2.5_32b.sh): 0.2 and 0.28, token mean, group filter."
         ),
         references=(YU,),
         hosts=(
@@ -150,6 +165,7 @@ FOUNDING: tuple[Variant, ...] = (
             r"s_i = \exp\Big(\frac{1}{l_i}\sum_t \log\rho_{it}\Big),\quad "
             r"L = -\frac{1}{N}\sum_i \min(s_i A_i, \operatorname{clip}(s_i, 1-3\cdot10^{-4}, 1+4\cdot10^{-4}) A_i)"
         ),
+        confirmed="The paper, equations 5 to 7 and section 5.1, where 3e-4 and 4e-4 stand.",
         references=(ZHENG,),
         hosts=(
             ("trl", "equals importance_sampling_level='sequence' with loss_type='grpo', under conventions=trl"),
@@ -169,6 +185,7 @@ FOUNDING: tuple[Variant, ...] = (
             r"L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t "
             r"\min(s_{it} A_{it}, \operatorname{clip}(s_{it}, 1-3\cdot10^{-4}, 1+4\cdot10^{-4}) A_{it})"
         ),
+        confirmed="The paper, section 4.3; verl's loss gspo is its authors' contribution.",
         references=(ZHENG,),
         hosts=(
             ("trl", "no counterpart in 1.16; with one advantage a response its gradient is gspo's"),
@@ -190,6 +207,7 @@ FOUNDING: tuple[Variant, ...] = (
             r"A_{it} = \frac{R_{it} - \operatorname{mean}_b R}{\sqrt{\operatorname{var}_b R + \epsilon}},\quad "
             r"L = -\frac{1}{\sum_i l_i}\sum_{i,t}\min(\rho_{it}A_{it}, \operatorname{clip}(\rho_{it}, 1\mp0.2)A_{it})"
         ),
+        confirmed="The paper and its authors' OpenRLHF (openrlhf/trainer/ppo_utils/experience_maker.py).",
         references=(HU,),
         hosts=(
             ("trl", "no counterpart: no KL in the reward and no whitening over tokens"),
@@ -216,6 +234,10 @@ FOUNDING: tuple[Variant, ...] = (
             r"L = \frac{1}{\sum_i l_i}\sum_{i,t}\left[-\min(\rho_{it}A_i, "
             r"\operatorname{clip}(\rho_{it}, 1\mp0.2)A_i) + \beta\, k_2\right]"
         ),
+        confirmed=(
+            "The paper from its fourth version on, and its authors' OpenRLHF "
+            "(openrlhf/trainer/ppo_utils/experience_maker.py)."
+        ),
         references=(HU,),
         hosts=(
             ("trl", "no counterpart: no whitening over tokens"),
@@ -234,6 +256,7 @@ FOUNDING: tuple[Variant, ...] = (
         aggregation=SequenceSum(),
         summary="REINFORCE with the reward of the policy's greedy response as its baseline; needs no group.",
         formula=r"A_i = r_i - r(\hat y_i),\quad L = -\frac{1}{N}\sum_i A_i\sum_t\log\pi(y_{it})",
+        confirmed="The formula is the paper's (algorithm 1); verl has the same estimator.",
         references=(LI,),
         hosts=(
             ("trl", "no counterpart: the host draws no greedy response"),

@@ -21,6 +21,14 @@ MISMATCH: tuple[Variant, ...] = (
             r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} \min\Big(\frac{\pi_{\mathrm{old}}(y_{it})}{\mu(y_{it})}, 2\Big)\,"
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i)"
         ),
+        confirmed=(
+            "DAPO's objective with the truncated weight in its authors' runs (yaof20/verl, "
+            "recipe/flash_rl/dapo_qwen32b_int8.sh)."
+        ),
+        unconfirmed=(
+            "The cap is an argument of those scripts, without a number; 2 is the value of the trainers that took "
+            "it over (SkyRL, TRL, ROLL)."
+        ),
         references=(papers.YAO, papers.YU),
         hosts=(
             (
@@ -44,6 +52,8 @@ MISMATCH: tuple[Variant, ...] = (
             r"W_i = \prod_t \frac{\pi_{\mathrm{old}}(y_{it})}{\mu(y_{it})},\quad L = -\frac{1}{\sum_i l_i}\sum_{i,t} "
             r"W_i\,1[W_i \le 3]\,\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i)"
         ),
+        confirmed="The masked weight of the whole response is the article's.",
+        unconfirmed="The bound of 3 is TRL's default; the article's own number was not found.",
         references=(papers.LIU_COLLAPSE, papers.YU),
         hosts=(
             (
@@ -68,7 +78,11 @@ MISMATCH: tuple[Variant, ...] = (
             r"L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t w_{it}\,1[0.5\le w_{it}\le 5]\,"
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp0.2) A_i)"
         ),
-        references=(papers.RING,),
+        confirmed=(
+            "Mask, weight and GRPO's mean over responses: the Ling and Ring 2.6 report, equation 5; 0.5 and 5 in "
+            "Ring-1T, and in prime-rl."
+        ),
+        references=(papers.RING, papers.LING),
         hosts=(
             (
                 "trl",
@@ -92,16 +106,17 @@ MISMATCH: tuple[Variant, ...] = (
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp0.2) A_i),\quad "
             r"D(p\|q) = p\ln\tfrac{p}{q} + (1-p)\ln\tfrac{1-p}{1-q},\ p = \pi_{\mathrm{old}}(y_{it}),\ q = \mu(y_{it})"
         ),
-        references=(papers.GUO_KPOP, papers.RING),
+        confirmed="The mask, both directions with one threshold: the Ling and Ring 2.6 report, section 3.2.3.",
+        unconfirmed=(
+            "The report gives no threshold, and the article tries several from 0.1 to 2, of which 0.1 is taken; "
+            "whether the weight stays beside the mask is not written, it does in AReaL."
+        ),
+        references=(papers.GUO_KPOP, papers.LING),
         hosts=(
             ("trl", "no counterpart: weights are bounded by their ratio only"),
             ("verl", "no counterpart: 0.9.1 has no rejection by a binary KL of both directions"),
         ),
-        note=(
-            "The weight itself stays, as in IcePop and AReaL; a pull request for verl rejects without it. The "
-            "threshold of "
-            "0.1 is the authors', as prime-rl quotes it."
-        ),
+        note="The weight itself stays, as in IcePop and AReaL; a pull request for verl rejects without it.",
     ),
     replace(
         GRPO,
@@ -117,6 +132,13 @@ MISMATCH: tuple[Variant, ...] = (
             r"A_i = r_i - \operatorname{mean}_g r,\quad L = \frac{1}{N}\sum_i\frac{1}{l_i}\sum_t\left[-M_i "
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp0.2) A_i) + \beta\,\rho_{it}\, k_3\right],\quad "
             r"M_i = 0 \text{ if } A_i < 0 \text{ and } \tfrac{1}{l_i}\sum_t \log\tfrac{\mu}{\pi} > 0.5"
+        ),
+        confirmed=(
+            "Unbiased k3, the mask of drifted responses and the advantage without a deviation: the report, section 3.1."
+        ),
+        unconfirmed=(
+            "The report gives neither beta nor the mask's threshold: 0.001 is R1's, 0.5 the value in TRL's "
+            "documentation."
         ),
         references=(papers.DEEPSEEK_V32,),
         hosts=(

@@ -25,6 +25,10 @@ RECOMBINED: tuple[Variant, ...] = (
             r"L = \frac{1}{\sum_i l_i}\sum_{i,t}\left[-\min(\min(\rho_{it}, \delta) A_i, "
             r"\operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i) + \beta\, k_3\right],\quad \delta = 4"
         ),
+        confirmed=(
+            "The report, section 4.1: 4, 0.2 and 0.001; the cap and the token mean in its authors' code "
+            "(prime-rl, src/zeroband/training: config.py, loss.py, train.py)."
+        ),
         references=(papers.PRIME,),
         hosts=(
             ("trl", f"equals loss_type='dapo' with delta=4 and beta=0.001, under conventions=trl, {TOKEN_COUNTS}"),
@@ -43,6 +47,7 @@ RECOMBINED: tuple[Variant, ...] = (
             r"\operatorname{clip}(s_i, 1-2\cdot10^{-3}, 1+2.5\cdot10^{-3}) A_i),\quad "
             r"s_i = \exp\Big(\frac{1}{l_i}\sum_t \log\rho_{it}\Big)"
         ),
+        confirmed="The formula in the paper, and 2e-3 and 2.5e-3 in its section 5.1.",
         references=(papers.LIU_LUSPO,),
         hosts=(
             (
@@ -63,6 +68,7 @@ RECOMBINED: tuple[Variant, ...] = (
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i),\quad "
             r"\tau = \text{the 80 \% quantile of the batch's } H"
         ),
+        confirmed="The paper, section 5: a fifth of the tokens, on DAPO.",
         references=(papers.WANG_FORKING, papers.YU),
         hosts=(
             (

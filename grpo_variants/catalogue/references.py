@@ -116,5 +116,10 @@ ZHENG_M2PO = Reference(
     "Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?", 2025, "2510.01161"
 )
 GUO_KPOP = Reference(
-    "Taming Training-Inference Mismatch in Reinforcement Learning with Adaptive Masking Regions", 2026, "2606.15079"
+    "KPop: Taming Training-Inference Mismatch in Reinforcement Learning with Adaptive Masking Regions", 2026
+)
+LING = Reference(
+    "Ling and Ring 2.6 Technical Report: Efficient and Instant Agentic Intelligence at Trillion-Parameter Scale",
+    2026,
+    "2606.15079",
 )

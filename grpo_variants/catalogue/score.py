@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import PromptMean, SequenceSum, TokenMean
+from grpo_variants.aggregation import Constant, PromptMean, SequenceSum, TokenMean
 from grpo_variants.baseline import NoBaseline
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import GRPO, TOKEN_COUNTS
@@ -15,9 +15,11 @@ from grpo_variants.surrogate import Cispo, DppoKl, DppoTv, Topr, Vespo
 from grpo_variants.variant import Variant
 
 _DPPO_NOTE = (
-    "The paper compares with the policy that sampled; verl with `old_log_prob`, which is that policy in bypass mode "
-    "only, "
-    "and its cap is clip_ratio_c, 3 unless it is set, where the paper recommends a large one (20)."
+    "The paper sums over a response's tokens; its recipe divides that by a constant length, which is taken. Its "
+    "scaling experiments cap the ratio at 5 (surrogate.cap=5); its formula, its stability experiments and its recipe "
+    "do not. TV's bound is 0.2 in most of the scaling experiments, 0.15 elsewhere and in the recipe. verl compares "
+    "with `old_log_prob`, which is the policy that sampled in bypass mode only, and caps at clip_ratio_c, 3 unless it "
+    "is set."
 )
 
 SCORE: tuple[Variant, ...] = (
@@ -29,6 +31,10 @@ SCORE: tuple[Variant, ...] = (
         filter=ZeroVariance(),
         summary="Clipped importance weight: every token keeps a gradient, its detached weight is capped from above.",
         formula=(r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} \operatorname{sg}[\min(\rho_{it}, 5)]\, A_i \log\pi(y_{it})"),
+        confirmed=(
+            "The report, section 3.1: no lower bound, GRPO's advantage, token mean, no KL, and DAPO's dynamic "
+            "sampling. The cap: ScaleRL's appendix A.17, where 4, 5 and 8 work alike."
+        ),
         references=(papers.MINIMAX, papers.KHATRI),
         hosts=(
             ("trl", f"equals loss_type='cispo' with epsilon_high=5, under conventions=trl, {TOKEN_COUNTS}"),
@@ -40,9 +46,10 @@ SCORE: tuple[Variant, ...] = (
             ),
         ),
         note=(
-            "The paper leaves the lower bound away and does not give the upper one; 5 is ScaleRL's, as a weight. TRL's "
-            "epsilon_high is the weight itself (`surrogate.cap`) and 0.2 by default, which caps every weight at 0.2; "
-            "verl's clip_ratio_high is an offset, 1 + 0.2 (`surrogate.high`)."
+            "The paper leaves the lower bound away and does not give the upper one; 5 is ScaleRL's, as a weight. "
+            "Its length penalty is the reward's (overlong=penalty is DAPO's). TRL's epsilon_high is the weight "
+            "itself (`surrogate.cap`) and 0.2 by default, which caps every weight at 0.2; verl's clip_ratio_high "
+            "is an offset, 1 + 0.2 (`surrogate.high`)."
         ),
     ),
     replace(
@@ -59,15 +66,20 @@ SCORE: tuple[Variant, ...] = (
             r"\quad L = -\frac{1}{P}\sum_g \frac{1}{\sum_{i\in g} l_i}\sum_{i\in g,t} "
             r"\operatorname{sg}\Big[\min\Big(\frac{\pi(y_{it})}{\mu(y_{it})}, 5\Big)\Big] A_i \log\pi(y_{it})"
         ),
+        confirmed=(
+            "The paper, section 4: ratio to the generator's probabilities, mean over a prompt's tokens, the "
+            "deviation of all advantages of a batch, prompts without signal left out."
+        ),
         references=(papers.KHATRI, papers.MINIMAX),
         hosts=(
             ("trl", "no counterpart: no mean over prompts, and a ratio to the old policy only"),
             ("verl", "no counterpart: no mean over prompts; translate scales the advantages instead"),
         ),
         note=(
-            "Its authors drop prompts without signal and do not draw others in their place; `filter=zero_variance` "
-            "draws. "
-            "The output layer in float32 and the curriculum of the paper are the host's."
+            "Its authors drop prompts without signal and do not draw others in their place; "
+            "`filter=zero_variance` draws. They also drop a prompt for good once its pass rate is 0.9; that and "
+            "the output layer in float32 are the host's. The cap of 5 is one of the range that they find to work "
+            "alike."
         ),
     ),
     replace(
@@ -84,15 +96,20 @@ SCORE: tuple[Variant, ...] = (
             r"\log\pi(y_{it}),"
             r"\quad c_i = 1 \text{ if } A_i \ge 0, \text{ else } \operatorname{sg}[\operatorname{clip}(S_i, 0, 1)]"
         ),
+        confirmed=(
+            "The paper, equations 7 and 8 (clip to 0 and 1 for wrong responses, the whole response's ratio) and "
+            "section 4.1: rewards of 1 and -1, no baseline."
+        ),
         references=(papers.LEROUX,),
         hosts=(
             ("trl", "no counterpart: no weight that depends on the sign of the advantage"),
             ("verl", "no counterpart: no weight that depends on the sign of the advantage"),
         ),
         note=(
-            "Rewards are taken as they are, +1 and -1 in the paper, which studies the baseline as a parameter of its "
-            "own. "
-            "ROLL's topr takes token ratios and the sign of the reward; the paper's ratio is the whole response's."
+            "Rewards are taken as they are, +1 and -1 in the paper, which studies the baseline as a parameter of "
+            "its own. The formula sums over a response's tokens, which is taken; the paper's runs divide by its "
+            "length, aggregation=sequence_mean. ROLL's topr takes token ratios and the sign of the reward; the "
+            "paper's ratio is the whole response's."
         ),
     ),
     replace(
@@ -107,37 +124,45 @@ SCORE: tuple[Variant, ...] = (
             r"\varphi(S) = e^{\lambda} S^k e^{-\lambda S},\quad (k, \lambda) = (2, 3) \text{ if } A_i \ge 0, (3, 2) "
             r"\text{ else}"
         ),
+        confirmed="The authors' code (FloyedShen/VESPO).",
         references=(papers.SHEN_VESPO,),
         hosts=(
             ("trl", f"equals loss_type='vespo', under conventions=trl, {TOKEN_COUNTS}"),
             ("verl", "no counterpart: no such weight"),
         ),
         note=(
-            "The authors' documentation says (2, 1.5) and (4, 2.5), their code and TRL (2, 3) and (3, 2), which are "
-            "taken. "
-            "TRL also clamps each token's log ratio to 20 before the sum, and multiplies rollout weights into the "
-            "ratio; "
-            "here a correction multiplies the loss."
+            "The authors' documentation says (2, 1.5) and (4, 2.5), their code and TRL (2, 3) and (3, 2), which "
+            "are taken. TRL also clamps each token's log ratio to 20 before the sum, and multiplies rollout "
+            "weights into the ratio; here a correction multiplies the loss."
         ),
     ),
     replace(
         GRPO,
         name="dppo_tv",
+        scale=NoScale(),
         ratio=TokenRatio(anchor="rollout"),
         surrogate=DppoTv(),
-        aggregation=TokenMean(),
+        aggregation=Constant(),
         summary="Trust region in probability: a token is dropped once its probability has moved 0.2 the way A pushes.",
         formula=(
-            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} k_{it} \operatorname{sg}[\min(\rho_{it}, 20)] A_i "
+            r"A_i = r_i - \operatorname{mean}_g r,\quad "
+            r"L = -\frac{1}{N L_{\max}}\sum_{i,t} k_{it} \operatorname{sg}[\rho_{it}] A_i "
             r"\log\pi(y_{it}),\quad "
             r"k_{it} = 0 \text{ if } A_i > 0, \pi - \mu > 0.2 \text{ or } A_i < 0, \pi - \mu < -0.2"
+        ),
+        confirmed=(
+            "The paper: equation of the objective and appendix (centred advantages, 0.2 in the scaling "
+            "experiments, no cap), and its authors' code (sail-sg/Stable-RL, verl/trainer/ppo/core_algos.py) and "
+            "verl recipe (examples/dppo_trainer/run_qwen30b_dppo.sh: sums over a constant, no deviation, no cap, "
+            "bypass mode)."
         ),
         references=(papers.QI_DPPO,),
         hosts=(
             ("trl", "no counterpart: no trust region in probabilities"),
             (
                 "verl",
-                "equals loss dppo_tv with token-mean and clip_ratio_c=20 in bypass mode, under conventions=verl",
+                "equals loss dppo_tv with seq-mean-token-sum-norm, loss_scale_factor and a clip_ratio_c that is never "
+                "reached, in bypass mode, under conventions=verl",
             ),
         ),
         note=_DPPO_NOTE,
@@ -145,24 +170,26 @@ SCORE: tuple[Variant, ...] = (
     replace(
         GRPO,
         name="dppo_kl",
+        scale=NoScale(),
         ratio=TokenRatio(anchor="rollout"),
         surrogate=DppoKl(),
-        aggregation=TokenMean(),
+        aggregation=Constant(),
         summary="Trust region in the binary KL: a token is dropped once it has moved 0.05 nats the way A pushes.",
         formula=(
-            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} k_{it} \operatorname{sg}[\min(\rho_{it}, 20)] A_i "
+            r"A_i = r_i - \operatorname{mean}_g r,\quad "
+            r"L = -\frac{1}{N L_{\max}}\sum_{i,t} k_{it} \operatorname{sg}[\rho_{it}] A_i "
             r"\log\pi(y_{it}),\quad "
             r"k_{it} = 0 \text{ if } A_i (\pi - \mu) > 0 \text{ and } "
             r"\mu\ln\tfrac{\mu}{\pi} + (1-\mu)\ln\tfrac{1-\mu}{1-\pi} > 0.05"
         ),
+        confirmed="As `dppo_tv`, with 0.05 in every experiment of the paper and in the recipe.",
         references=(papers.QI_DPPO,),
         hosts=(
             ("trl", "no counterpart: no trust region in probabilities"),
             (
                 "verl",
-                "equals loss dppo_kl with token-mean, clip_ratio_low and clip_ratio_high of 0.05 and clip_ratio_c=20 "
-                "in "
-                "bypass mode, under conventions=verl",
+                "equals loss dppo_kl with seq-mean-token-sum-norm, loss_scale_factor, clip_ratio_low=0.05, "
+                "clip_ratio_high=0.05 and a clip_ratio_c that is never reached, in bypass mode, under conventions=verl",
             ),
         ),
         note=_DPPO_NOTE,

@@ -22,6 +22,7 @@ SOFT: tuple[Variant, ...] = (
             r"L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t \frac{4}{\tau}\,\sigma(\tau(\rho_{it} - 1))\, A_i,\quad "
             r"\tau = 1 \text{ if } A_i > 0, \text{ else } 1.05"
         ),
+        confirmed="The gate and the temperatures of 1 and 1.05 in the paper; TRL and verl have the same.",
         references=(papers.GAO_SAPO,),
         hosts=(
             ("trl", "equals loss_type='sapo', under conventions=trl"),
@@ -37,6 +38,7 @@ SOFT: tuple[Variant, ...] = (
             r"L = -\frac{1}{N}\sum_i A_i \exp\Big(\frac{1}{l_i}\sum_t d^c_{it}\Big),\quad d^c_{it} = "
             r"\min(\log\rho_{it}, 0.4) \text{ if } A_i > 0, \text{ else } \max(\log\rho_{it}, -0.4)"
         ),
+        confirmed="The authors' code (callsys/GMPO): the clip to 0.4 in log space.",
         references=(papers.ZHAO_GMPO,),
         hosts=(
             ("trl", "equals trl.experimental.gmpo with its defaults, under conventions=trl"),
@@ -47,8 +49,8 @@ SOFT: tuple[Variant, ...] = (
             ),
         ),
         note=(
-            "The paper's text gives the bounds as ratios, e^-0.4 and e^0.4; authors, TRL and verl clip in log space, "
-            "which is the same. A clip of the ratio to 1 -+ 0.4 is not."
+            "The paper's text gives the bounds as ratios, e^-0.4 and e^0.4; authors, TRL and verl clip in log "
+            "space, which is the same. A clip of the ratio to 1 -+ 0.4 is not."
         ),
     ),
     replace(
@@ -60,15 +62,21 @@ SOFT: tuple[Variant, ...] = (
             r"L = \frac{1}{N}\sum_i\frac{1}{l_i}\sum_t\Big[-\rho_{it} A_i + "
             r"\frac{|A_i|}{2\epsilon}(\rho_{it} - 1)^2\Big],\quad \epsilon = 0.2"
         ),
+        confirmed=(
+            "The loss, with 0.2, in the paper and its authors' code (MyRepositories-hub/Simple-Policy-Optimization)."
+        ),
+        unconfirmed=(
+            "The authors estimate advantages with a critic and have no run with a group's; GRPO's advantages and "
+            "its mean over responses are put in their place."
+        ),
         references=(papers.XIE_SPO,),
         hosts=(
             ("trl", "no counterpart: no quadratic penalty on the ratio"),
             ("verl", "no counterpart: no quadratic penalty on the ratio"),
         ),
         note=(
-            "The paper's own experiments estimate advantages with a critic; GRPO's take their place. Single-stream "
-            "policy "
-            "optimisation (arXiv 2509.13232), also called SPO, is another algorithm."
+            "The paper's own experiments estimate advantages with a critic; GRPO's take their place. "
+            "Single-stream policy optimisation (arXiv 2509.13232), also called SPO, is another algorithm."
         ),
     ),
     replace(
@@ -83,15 +91,16 @@ SOFT: tuple[Variant, ...] = (
             r"A_i = r_i - \operatorname{mean}_g r,\quad L = \frac{1}{N}\sum_i\Big[-A_i \sum_t \log\pi(y_{it}) + "
             r"\frac{\tau}{2}\Big(\sum_t \log\rho_{it}\Big)^2\Big],\quad \tau = 0.1"
         ),
+        confirmed="The loss and the centred rewards: the report, section 2.3.2.",
+        unconfirmed="The report does not give tau; 0.1 is ROLL's.",
         references=(papers.KIMI,),
         hosts=(
             ("trl", "no counterpart: no penalty on the log ratio to the old policy"),
             ("verl", "no counterpart: loss dro penalises each token's log ratio; `ratio=token` equals it"),
         ),
         note=(
-            "The paper penalises the log ratio of the whole response and does not publish tau; 0.1 is ROLL's. verl's "
-            "and "
-            "Tinker's dro and ROLL's kimi15 penalise each token's: `kimi_k15,ratio=token`."
+            "The paper penalises the log ratio of the whole response and does not publish tau; 0.1 is ROLL's. "
+            "verl's and Tinker's dro and ROLL's kimi15 penalise each token's: `kimi_k15,ratio=token`."
         ),
     ),
 )

@@ -14,7 +14,7 @@ from grpo_variants.card import value_origins
 from grpo_variants.catalogue import names, registered
 from grpo_variants.checks import check_choice, did_you_mean
 from grpo_variants.options import full_keys, get, read_options, resolved_values
-from grpo_variants.variant import AXES, Variant
+from grpo_variants.variant import AXES, UNCONFIRMED, Variant
 
 COMPARED_WITH = ("grpo", "dapo")
 
@@ -30,10 +30,13 @@ def list_variants(context: typer.Context) -> None:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("variant", no_wrap=True)
+    table.add_column("", no_wrap=True)
     table.add_column("what it is")
     for variant in found:
-        table.add_row(variant.name, variant.summary)
+        table.add_row(variant.name, "contrib" if variant.contrib else "", variant.summary)
     console.print(table)
+    if any(variant.contrib for variant in found):
+        console.print(f"\ncontrib: {UNCONFIRMED}.")
     console.print("\nMore about one: grpo-variants show NAME")
 
 
@@ -83,6 +86,10 @@ def _about(variant: Variant) -> Iterator[str]:
     for name in COMPARED_WITH:
         if name != variant.name:
             yield f"as {name}: {replace(variant, name=name)}"
+    if variant.contrib:
+        yield f"contrib: {UNCONFIRMED}. {variant.unconfirmed}"
+    if variant.confirmed:
+        yield f"confirmed: {variant.confirmed}"
     if variant.note:
         yield f"where the sources differ: {variant.note}"
     for reference in variant.references:

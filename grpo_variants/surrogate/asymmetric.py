@@ -121,7 +121,7 @@ class Fipo(Surrogate):
 
     low: float = 0.2
     high: float = 0.28
-    dual: float = 3.0
+    dual: float = 10.0
     half_life: float = 32.0
     weight_low: float = 1.0
     weight_high: float = 1.2

@@ -24,7 +24,8 @@ class Surrogate:
 
     needs_ratio: it means nothing without an importance ratio. ratios: the ratios that it is defined for; empty for any.
     per_response: it takes one advantage a response. whole_batch: a statistic of it spans the batch; then `thresholds`
-    computes that statistic, `Counts.thresholds` hands in the step's, and without them it is the micro-batch's.
+    computes that statistic, by `names`; `Counts.thresholds` hands in the step's, and without them it is the
+    micro-batch's.
     draws: it reads `Tokens.draws`, which `policy_loss` fills in with its generator.
     """
 
@@ -32,6 +33,7 @@ class Surrogate:
     ratios: ClassVar[tuple[type[Ratio], ...]] = ()
     per_response: ClassVar[bool] = False
     whole_batch: ClassVar[bool] = False
+    names: ClassVar[tuple[str, ...]] = ()
     draws: ClassVar[bool] = False
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:

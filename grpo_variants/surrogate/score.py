@@ -135,7 +135,7 @@ class _Dppo(Surrogate):
 
     low: float
     high: float
-    cap: float | None = 20.0
+    cap: float | None = None
     ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
 
     def __post_init__(self) -> None:

@@ -182,3 +182,13 @@ def test_a_users_own_variant_is_its_own_paper():
     made = Card(variant=mine, host="trl")
     assert set(value_origins(mine, {}).values()) == {"paper"}
     assert "Defined in no reference." in made.paragraph()
+
+
+def test_a_card_says_what_of_a_variant_was_not_confirmed():
+    doubt = gv.get("deepseek_v32").unconfirmed
+    assert card("deepseek_v32").as_dict()["unconfirmed"] == doubt
+    sentence = "`deepseek_v32` is in contrib: a value of it was found in neither the paper nor its authors' code."
+    assert f"{sentence} {doubt}" in card("deepseek_v32").paragraph()
+    assert f"  contrib: {doubt}" in card("deepseek_v32").text().splitlines()
+    assert card("dapo").as_dict()["unconfirmed"] == ""
+    assert "contrib" not in card("dapo").paragraph() + card("dapo").text()

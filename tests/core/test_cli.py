@@ -38,7 +38,21 @@ def test_list_names_every_variant_with_what_it_is(run):
     rows = dict(
         line.split(maxsplit=1) for line in out.splitlines() if line.split()[:1] and line.split()[0] in gv.names()
     )
-    assert {name: text.strip() for name, text in rows.items()} == {name: gv.get(name).summary for name in gv.names()}
+    wanted = {name: "contrib  " * gv.get(name).contrib + gv.get(name).summary for name in gv.names()}
+    assert {name: text.strip() for name, text in rows.items()} == wanted
+    assert "\ncontrib: a value of it was found in neither the paper nor its authors' code.\n" in out
+
+
+def test_show_says_what_was_confirmed_and_what_was_not(run):
+    _, out, _ = run("show", "kimi_k15", columns=200)
+    assert "confirmed: The loss and the centred rewards: the report, section 2.3.2.\n" in out
+    reason = "contrib: a value of it was found in neither the paper nor its authors' code. The report does not give tau"
+    assert reason in out
+    assert "\ncontrib:" not in run("show", "grpo", columns=200)[1]
+
+
+def test_list_has_no_footnote_where_nothing_is_in_contrib(run):
+    assert "contrib" not in run("list", "--baseline", "length_weighted", columns=200)[1]
 
 
 def listed(out):

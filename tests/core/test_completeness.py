@@ -23,6 +23,25 @@ def test_names_are_unique_and_first_in_the_registry():
     assert list(gv.names()[: len(NAMES)]) == NAMES
 
 
+def test_at_least_45_members_are_confirmed_and_the_others_come_last():
+    confirmed = [variant for variant in CATALOGUE if not variant.contrib]
+    assert len(confirmed) >= 45
+    assert CATALOGUE[: len(confirmed)] == tuple(confirmed)
+
+
+def test_the_table_of_what_could_not_be_confirmed_is_complete():
+    text = (ROOT / "docs" / "not-included.md").read_text("utf-8")
+    (table,) = re.findall(r"\| in `contrib` .*\n\| --- .*\n((?:\|.*\n)+)", text)
+    rows = "".join(line.split("|")[1] for line in table.splitlines())
+    assert sorted(re.findall(r"`(\w+)`", rows)) == sorted(v.name for v in CATALOGUE if v.contrib)
+
+
+@every_variant
+def test_it_says_where_its_values_were_read(variant):
+    assert re.fullmatch(r"[A-Z].{20,}\.", variant.confirmed)
+    assert variant.contrib == bool(re.fullmatch(r"[A-Z].{20,}\.", variant.unconfirmed))
+
+
 def test_exactly_the_catalogue_is_worked_by_hand():
     assert sorted(handworked.CASES) == sorted(NAMES)
 
@@ -116,9 +135,55 @@ def test_its_page_says_what_matters(variant):
     page = docs_pages.page(variant)
     facts = [variant.formula, variant.summary, f"gv_{variant.name}", *(verdict for _, verdict in variant.hosts)]
     facts += [reference.title for reference in variant.references]
+    facts += [variant.confirmed, variant.unconfirmed]
+    assert ("**In `contrib`**" in page) == variant.contrib
     facts += [f"`{key.partition('.')[2]}={value}`" for key, value in resolved_values(variant).items() if value == 0.28]
     for fact in facts:
         assert fact in page
+
+
+SPANNING = [variant for variant in CATALOGUE if variant.whole_batch]
+
+
+@pytest.mark.parametrize("variant", SPANNING, ids=[variant.name for variant in SPANNING])
+def test_the_rule_on_its_page_makes_micro_batches_equal_the_step(variant):
+    """Two micro-batches with the step's statistics add up to the step; with their own they do not."""
+    generator = torch.Generator().manual_seed(2)
+
+    def random(low, high):
+        return low + (high - low) * torch.rand(8, 12, generator=generator, dtype=torch.float64)
+
+    # The halves differ: right responses near the old policy but for one token, and wrong ones far from it.
+    right, logp = torch.arange(8) < 4, random(-4, -0.5)
+    log_ratio = torch.where(right, 0.02, 1.0)[:, None] * random(-1, 1)
+    log_ratio[0, 0] = 0.6
+    entropy = random(0, 3) + right[:, None]
+    shared = {"old_logp": logp - log_ratio, "entropy": entropy, "draws": random(0, 1)}
+    used = {k: v for k, v in shared.items() if k != "draws" or variant.surrogate.draws}
+    advantages, mask = torch.where(right, 0.5, -2.0) * random(1, 2)[:, 0], random(0, 1) < 0.8
+    mask[0, 0] = True
+    step = gv.Tokens(logp=logp, mask=mask, advantages=advantages, **used)
+    code = docs_pages.page(variant).partition("## A statistic of the whole batch")[2].split("```")[1]
+    found = {"gv": gv, "step": step}
+    exec(compile(code.removeprefix("python"), variant.name, "exec"), found)
+    assert set(found["counts"].thresholds) == set(variant.threshold_names)
+
+    def loss_of_halves(counts):
+        rows = [slice(0, 4), slice(4, 8)]
+        parts = [gv.Tokens(**{k: v[r] for k, v in vars(step).items() if v is not None}) for r in rows]
+        return sum(gv.policy_loss(variant, part, counts).loss for part in parts).item()
+
+    whole = gv.policy_loss(variant, step).loss.item()
+    assert loss_of_halves(found["counts"]) == pytest.approx(whole, rel=1e-9)
+    assert loss_of_halves(gv.Counts.of(step.mask)) != pytest.approx(whole, rel=1e-6)
+
+
+def test_pages_name_what_spans_the_batch_and_what_draws():
+    assert {v.name for v in SPANNING} == {"forking_tokens", "bapo", "m2po", "clip_cov", "kl_cov"}
+    for variant in CATALOGUE:
+        page = docs_pages.page(variant)
+        assert ("In TRL and in verl each micro-batch takes its own" in page) == variant.whole_batch
+        assert ("Draws at random" in page) == (variant.name == "clip_cov")
 
 
 def test_every_generated_text_is_up_to_date_and_no_page_is_left_over():

@@ -411,12 +411,12 @@ def test_properties_of_a_variant():
         False,
     ]
     assert [gv.get(n).kl_in_reward for n in ("grpo", "reinforce_pp", "reinforce_pp,kl.beta=0")] == [False, True, False]
-    assert [n for n in gv.names() if gv.get(n).per_token] == ["grpo_process", "reinforce_pp", "gtpo_entropy", "otb"]
+    assert [n for n in gv.names() if gv.get(n).per_token] == ["grpo_process", "reinforce_pp", "otb", "gtpo_entropy"]
     off_policy = "grpo,correction=off_policy_mask,correction.threshold=1"
     needs = ["grpo,correction=token_truncate", "grpo,ratio.anchor=rollout", off_policy, "grpo", "rloo"]
     assert [gv.get(n).needs_rollout_logp for n in needs] == [True, True, False, False, False]
 
 
 def test_every_axis_is_a_field_of_a_variant():
-    described = {"name", "summary", "formula", "note", "references", "hosts"}
+    described = {"name", "summary", "formula", "note", "confirmed", "unconfirmed", "references", "hosts"}
     assert {f.name for f in fields(gv.Variant)} - described == set(AXES)

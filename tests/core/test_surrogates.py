@@ -16,10 +16,13 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 # A surrogate at the end of its range is another one: in value and gradient, or in gradient only.
 LIMITS = {
     "cispo,surrogate.cap=1e30": ("grpo,kl=none,aggregation=token_mean,surrogate=reinforce", "both"),
-    "dppo_tv,surrogate.low=1,surrogate.high=1,surrogate.cap=none": ("cispo,ratio.anchor=rollout", "both"),
+    "dppo_tv,surrogate.low=1,surrogate.high=1,surrogate.cap=5,aggregation=token_mean": (
+        "cispo,ratio.anchor=rollout",
+        "both",
+    ),
     "ce_gppo,surrogate.keep_low=0,surrogate.keep_high=0": ("grpo,kl=none,aggregation=token_mean", "gradient"),
     "fipo,surrogate.weight_high=1.0000000000001,surrogate.safety=1e9": (
-        "grpo,kl=none,aggregation=token_mean,surrogate.high=0.28,surrogate.dual=3",
+        "grpo,kl=none,aggregation=token_mean,surrogate.high=0.28,surrogate.dual=10",
         "both",
     ),
     "bapo,surrogate.target=0": (
