@@ -27,6 +27,7 @@ class SamplingParams:
     max_tokens: int = 16
     logprobs: int | None = None
     seed: int | None = None
+    stop_token_ids: list | None = None
 
     def __post_init__(self):
         if self.temperature < 1e-5 and self.n > 1:
@@ -44,7 +45,8 @@ class Engine:
 
     def complete(self, prompt, params):
         ids, logprobs = [], []
-        while len(ids) < params.max_tokens and not (ids and ids[-1] in self.ends):
+        ends = {*self.ends, *(params.stop_token_ids or ())}
+        while len(ids) < params.max_tokens and not (ids and ids[-1] in ends):
             with torch.no_grad():
                 logits = self.model(torch.tensor([prompt + ids])).logits[0, -1].float()
             token, logprob = draw(logits, params)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants import Loss, Tokens, group_signal, keep_groups
+from grpo_variants import Loss, Tokens, group_signal, keep_groups, soft_overlong_penalty
 from grpo_variants.mismatch import mismatch_extrema, mismatch_report, mismatch_sums
+from grpo_variants.shaping import Penalty
 from grpo_variants_trl.greedy import GreedyPass
 from grpo_variants_trl.refill import Filled, signal_values
 from grpo_variants_trl.rollout import Gathered
@@ -87,6 +88,10 @@ class WindowMetrics:
         for _ in range(min(len(table), len(shown))):
             table.pop()
         table.extend(shown.tolist())
+        rule = trainer.variant.overlong
+        if isinstance(rule, Penalty):
+            penalty = soft_overlong_penalty(seen.lengths, trainer.max_completion_length, rule.buffer, rule.factor)
+            log["gv/overlong_penalty"].append(penalty.mean().item())
         if greedy is not None:
             total = (greedy.rewards * weights).nansum(1).masked_fill(greedy.rewards.isnan().all(1), float("nan"))
             log["gv/greedy_reward"].append(total[greedy.prompts].nanmean().item())

@@ -15,6 +15,7 @@ from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import OptimalToken
 from grpo_variants.variant import Variant
 from grpo_variants_trl.decoding import decoding_refusals
+from grpo_variants_trl.endings import ending_refusals
 from grpo_variants_trl.flags import Choice
 from grpo_variants_trl.windows import needs_whole_window, spans_generations
 
@@ -33,6 +34,7 @@ def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iter
     variant = choice.variant
     yield from _inputs(variant, args, given)
     yield from decoding_refusals(variant, args, given)
+    yield from ending_refusals(variant, args, given)
     yield from _lengths(variant, args)
     yield from _window(variant, args)
     yield from _refill(variant, args, given)

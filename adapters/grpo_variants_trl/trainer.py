@@ -18,6 +18,7 @@ from grpo_variants.card import differences, read_card
 from grpo_variants.filters import TopEntropy
 from grpo_variants_trl.cards import CardWriter, make_card
 from grpo_variants_trl.config import choice_of
+from grpo_variants_trl.endings import stop_tokens, stopping_at, turn_ends
 from grpo_variants_trl.entropy import EntropyBonus
 from grpo_variants_trl.greedy import greedy_pass
 from grpo_variants_trl.metrics import WindowMetrics
@@ -80,6 +81,8 @@ class VariantGRPOTrainer(GRPOTrainer):
         check_host(self._choice, config, given)
         super().__init__(*args, **kwargs)
         self._check_reward_names()
+        self._stop_tokens = stop_tokens(self)
+        self.eos_token_ids = list(dict.fromkeys([*self._stop_tokens, *turn_ends(self)]))
         self._window: Window | None = None
         self._measured = WindowMetrics(self)
         self._refill = Refill(self) if refills(self.variant) else None
@@ -107,6 +110,12 @@ class VariantGRPOTrainer(GRPOTrainer):
             _, completion_ids, _, _, logprobs, *_ = generated
             check_reported(self.variant, completion_ids, logprobs)
         return generated
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        if self.variant is None:
+            return super()._generate_single_turn(*args, **kwargs)
+        with stopping_at(self, self._stop_tokens):
+            return super()._generate_single_turn(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.variant is None:
