@@ -72,7 +72,7 @@ def ending_refusals(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]
     texts = [key for key in _TEXT_KEYS if (args.generation_kwargs or {}).get(key)]
     if texts and given.get("rollout_func") is None:
         yield (
-            f"generation_kwargs has {texts[0]}={args.generation_kwargs[texts[0]]!r}, and a response that ends at a text "
-            "looks truncated, so that it would be left out. Give stop_token_ids (vLLM) or eos_token_id instead, or set "
+            f"generation_kwargs has {texts[0]}={args.generation_kwargs[texts[0]]!r}, and a response that ends at a "
+            "text looks truncated, so that it would be left out. Give stop_token_ids (vLLM) or eos_token_id instead, or set "
             "overlong=keep."
         )
