@@ -73,6 +73,6 @@ def ending_refusals(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]
     if texts and given.get("rollout_func") is None:
         yield (
             f"generation_kwargs has {texts[0]}={args.generation_kwargs[texts[0]]!r}, and a response that ends at a "
-            "text looks truncated, so that it would be left out. Give stop_token_ids (vLLM) or eos_token_id instead, or set "
-            "overlong=keep."
+            "text looks truncated, so that it would be left out. Give stop_token_ids (vLLM) or eos_token_id instead, "
+            "or set overlong=keep."
         )
