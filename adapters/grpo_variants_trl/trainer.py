@@ -21,6 +21,7 @@ from grpo_variants_trl.config import choice_of
 from grpo_variants_trl.endings import stop_tokens, stopping_at, turn_ends
 from grpo_variants_trl.entropy import EntropyBonus
 from grpo_variants_trl.greedy import greedy_pass
+from grpo_variants_trl.lm_head import ChunkedHead
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.mismatch import check_reported, filled
 from grpo_variants_trl.refill import Filled, Refill, refills
@@ -87,6 +88,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._measured = WindowMetrics(self)
         self._refill = Refill(self) if refills(self.variant) else None
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
+        self._head = ChunkedHead(self)
         self.memory = Memory() if self.variant.remembers else None
         self.variant_card = make_card(self._choice, self.args, engine=self.rollout_func is None)
         self.add_callback(CardWriter(self.variant_card))
@@ -185,18 +187,25 @@ class VariantGRPOTrainer(GRPOTrainer):
             **known,
         )
 
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        if self.variant is None:
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        with self._head.in_place():
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
     # Loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self.variant is None:
             return super()._compute_loss(model, inputs)
+        window = self._current_window(inputs)
+        self._head.expect(inputs, window)
         logp, entropy, aux_loss = self._score_tokens(
             model,
             inputs,
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
         )
-        window = self._current_window(inputs)
         x = self._tokens(inputs, logp, entropy, window.next_weights())
         out = policy_loss(self.variant, x, window.counts)
         loss = out.loss

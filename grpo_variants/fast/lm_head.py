@@ -25,6 +25,8 @@ _CHUNK_BYTES = 48 * 2**20
 _CHUNK_BYTES_ELSEWHERE = 2**30
 # The elementwise passes run over a fraction of a chunk, so that they find it in the cache and need little memory.
 _BLOCKS = 32
+# Rows of a low-precision weight that are upcast at a time, where the device has no product with an exact result.
+_UPCAST = 8192
 
 
 class TokenGradient(Protocol):
@@ -260,11 +262,10 @@ class _Sums:
 
     def add(self, work: _Work, dlogits: Tensor, hidden: Tensor, at: slice | Tensor) -> None:
         """Take in rows `at`: their gradient [n, V] and their hidden states [n, H]."""
-        low = dlogits.to(hidden.dtype)
         if self.hidden is not None:
-            self.hidden[at] = torch.mm(low, work.weight).to(work.exact)
+            self.hidden[at] = _sum_of_products(dlogits, work.weight)
         if self.weight is not None:
-            _add_product(self.weight, low, dlogits, hidden)
+            _add_product(self.weight, dlogits, hidden)
         if self.bias is not None:
             self.bias.add_(dlogits.sum(0))
 
@@ -347,10 +348,22 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     return out.copy_(torch.mm(a, b))
 
 
-def _add_product(total: Tensor, low: Tensor, dlogits: Tensor, hidden: Tensor) -> None:
+def _sum_of_products(dlogits: Tensor, weight: Tensor) -> Tensor:
+    """dlogits [n, V] times weight [V, H], in the exact dtype of dlogits."""
+    if dlogits.dtype == weight.dtype:
+        return torch.mm(dlogits, weight)
+    if dlogits.is_cuda:
+        return torch.mm(dlogits.to(weight.dtype), weight, out_dtype=dlogits.dtype)
+    total = dlogits.new_zeros(len(dlogits), weight.shape[1])
+    for i in range(0, len(weight), _UPCAST):
+        total.addmm_(dlogits[:, i : i + _UPCAST], weight[i : i + _UPCAST].to(total.dtype))
+    return total
+
+
+def _add_product(total: Tensor, dlogits: Tensor, hidden: Tensor) -> None:
     """total [V, H] += dlogits^T hidden, added up in the exact dtype: rounded partial sums would drift."""
-    if total.is_cuda and low.dtype != total.dtype:
-        torch.addmm(total, low.t(), hidden, out_dtype=total.dtype, out=total)
+    if total.is_cuda and hidden.dtype != total.dtype:
+        torch.addmm(total, dlogits.to(hidden.dtype).t(), hidden, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(dlogits.t(), hidden.to(total.dtype))
 
