@@ -184,7 +184,7 @@ def test_each_kind_of_head_scores_and_differentiates_as_trls(tmp_path, build, lo
     assert_close(ours[:2], theirs[:2], rtol=1e-4, atol=1e-2 if low else 1e-5)
     for mine, host_gradient in zip(ours[2], theirs[2], strict=True):
         # Under autocast the backbone rounds what comes back to it, and TRL also the gradient of the logits.
-        assert (mine - host_gradient).norm() <= (5e-2 if low else 1e-5) * host_gradient.norm()
+        assert (mine - host_gradient).norm() <= (0.1 if low else 1e-5) * host_gradient.norm()
 
 
 # Stepping aside
