@@ -23,6 +23,7 @@ def _recorded_rollouts():
 
     def rollouts(trainer, inputs):
         x = recorded.batch()
+        trainer._generate(None)
         trainer._calculate_rewards(inputs, None, None, None)
         length = x["written"].sum(1, keepdim=True)
         ends = torch.arange(recorded.WIDTH) == length - 1
@@ -38,6 +39,10 @@ def _recorded_rollouts():
             "ref_per_token_logps": x["ref_logp"],
         }
 
+    def responses(*_):
+        lengths = recorded.batch()["written"].sum(1).tolist()
+        return None, [[tiny_model.ONE] * (length - 1) + [tiny_model.END] for length in lengths], None, None, None
+
     def rewards(trainer, *_):
         trainer._metrics["train"]["frac_reward_zero_std"].append(0.0)
         return recorded.batch()["rewards"].unsqueeze(1)
@@ -48,6 +53,7 @@ def _recorded_rollouts():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GRPOTrainer, "_generate_and_score_completions", rollouts)
+        patch.setattr(GRPOTrainer, "_generate", responses)
         patch.setattr(GRPOTrainer, "_calculate_rewards", rewards)
         patch.setattr(adapter, "greedy_pass", greedy)
         yield
