@@ -5,8 +5,19 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}. Install it with: pip install 'grpo-variants[trl]'") from error
 
+from grpo_variants.steps import Step, step_rewards, step_spans, token_ends
 from grpo_variants_trl.config import VariantGRPOConfig
 from grpo_variants_trl.stock import register, registered, unregister
 from grpo_variants_trl.trainer import VariantGRPOTrainer
 
-__all__ = ["VariantGRPOConfig", "VariantGRPOTrainer", "register", "registered", "unregister"]
+__all__ = [
+    "Step",
+    "VariantGRPOConfig",
+    "VariantGRPOTrainer",
+    "register",
+    "registered",
+    "step_rewards",
+    "step_spans",
+    "token_ends",
+    "unregister",
+]

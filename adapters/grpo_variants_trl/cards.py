@@ -44,6 +44,8 @@ def _effective(choice: Choice, args: GRPOConfig) -> dict[str, Any]:
         flags.insert(0, "max_completion_length")
     if args.use_adaptive_entropy:
         flags += _ADAPTIVE_ENTROPY
+    if getattr(args, "reset_reference_every", None):
+        flags.append("reset_reference_every")
     values = {name: getattr(args, name) for name in flags}
     return values | ({"approximate_windows": True} if _is_approximate(choice, args) else {})
 

@@ -19,6 +19,7 @@ from grpo_variants_trl.flags import (
     native_values,
     needs_group,
 )
+from grpo_variants_trl.moving_reference import check_reset
 
 _HELP = {f.name: f.metadata.get("help", "") for f in fields(GRPOConfig)}
 
@@ -39,6 +40,7 @@ class VariantGRPOConfig(GRPOConfig):
 
     approximate_windows: count tokens by TRL's rule where an optimizer step's window spans two generations and an exact
     count is not known; without it such a setting is refused for the variants that need the count.
+    reset_reference_every: iterative GRPO: after every so many optimizer steps the KL term's reference becomes the policy.
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS
@@ -46,6 +48,10 @@ class VariantGRPOConfig(GRPOConfig):
     approximate_windows: bool = field(
         default=False,
         metadata={"help": "Count tokens by TRL's rule where an optimizer step spans two generations."},
+    )
+    reset_reference_every: int | None = field(
+        default=None,
+        metadata={"help": "Optimizer steps after which the reference becomes the policy, again and again."},
     )
     beta: float | None = _unset("beta")
     epsilon: float | None = _unset("epsilon")
@@ -86,6 +92,7 @@ class VariantGRPOConfig(GRPOConfig):
         except ValueError as error:
             if not self._may_do_without_group(error):
                 raise
+        check_reset(self, None if self.choice is None else self.choice.variant)
 
     def _may_do_without_group(self, error: ValueError) -> bool:
         """Whether TRL's refusal of one response a prompt, the last of its checks that can fail here, does not apply."""

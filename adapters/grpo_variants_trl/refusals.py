@@ -42,9 +42,7 @@ def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iter
 
 
 def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> list[str]:
-    reasons = []
-    if isinstance(variant.credit, Process):
-        reasons.append("credit=process needs step rewards, but a reward function gives one number a response.")
+    reasons = _step_models(variant, given)
     if isinstance(variant.credit, OptimalToken):
         reasons.append(
             "credit=optimal_token needs the sum of squared probabilities at each token, which TRL does not compute. In "
@@ -87,6 +85,20 @@ def _refill(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Ite
     prompts = args.generation_batch_size // args.num_generations
     if hasattr(rows, "__len__") and len(rows) < prompts:
         yield f"a batch has {prompts} prompts and the data set only {len(rows)}. Give at least as many."
+
+
+def _step_models(variant: Variant, given: Mapping[str, Any]) -> list[str]:
+    """A model that scores each token: TRL reads the first of its numbers and takes it for the response's."""
+    functions = given.get("reward_funcs")
+    functions = functions if isinstance(functions, (list, tuple)) else [functions]
+    names = [type(function).__name__ for function in functions]
+    scorers = [name for name in names if name.endswith("ForTokenClassification")]
+    if not isinstance(variant.credit, Process) or not scorers:
+        return []
+    return [
+        f"{scorers[0]} scores tokens, and TRL would take its first number for the response's reward. Call the model in "
+        "a function under @gvt.step_rewards, which returns its scores at the steps' ends."
+    ]
 
 
 def _reference(variant: Variant, given: Mapping[str, Any]) -> list[str]:

@@ -9,10 +9,12 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_variants import Rollouts, Variant, advantages, keep_groups, soft_overlong_penalty
+from grpo_variants.credit import Process
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import EntropyResponses, EntropyTokens
 from grpo_variants_trl.greedy import GreedyPass
+from grpo_variants_trl.process import gathered_steps
 from grpo_variants_trl.prompts import prompt_text
 from grpo_variants_trl.refill import signal_values
 from grpo_variants_trl.sampling import Sampled
@@ -97,8 +99,13 @@ def variant_advantages(
         }
     if reads_entropy:
         token_inputs["entropy"] = seen.tokens(out["entropy"])
+    steps = None
+    if isinstance(variant.credit, Process):
+        steps = gathered_steps(trainer, out, rewards, weights)
+        valid, every_mask = valid & steps.valid, token_inputs["mask"]
+        token_inputs |= steps.inputs()
     keys = memory.pop("keys", None)
-    return advantages(
+    value = advantages(
         variant,
         Rollouts(
             rewards=rewards,
@@ -111,6 +118,7 @@ def variant_advantages(
         ),
         **memory,
     )
+    return value if steps is None else steps.spread(value, every_mask)
 
 
 def _with_penalty(rewards: Tensor, lengths: Tensor, rule: Penalty, limit: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from trl import GRPOTrainer
 from grpo_variants import Loss, Memory, Tokens, Variant, policy_loss
 from grpo_variants.baseline import Greedy
 from grpo_variants.card import differences, read_card
+from grpo_variants.credit import Process
 from grpo_variants.filters import TopEntropy
 from grpo_variants_trl.cards import CardWriter, make_card
 from grpo_variants_trl.config import choice_of
@@ -25,6 +27,8 @@ from grpo_variants_trl.lm_head import ChunkedHead
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.mismatch import check_reported, filled
 from grpo_variants_trl.refill import Filled, Refill, refills
+from grpo_variants_trl.moving_reference import MovingReference
+from grpo_variants_trl.process import score_steps
 from grpo_variants_trl.refusals import check_host
 from grpo_variants_trl.rollout import (
     READS_ENTROPY,
@@ -85,6 +89,9 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._stop_tokens = stop_tokens(self)
         self.eos_token_ids = list(dict.fromkeys([*self._stop_tokens, *turn_ends(self)]))
         self._window: Window | None = None
+        self._steps: dict[str, Tensor] = {}
+        moves = getattr(self.args, "reset_reference_every", None) is not None
+        self._reference = MovingReference(self) if moves else None
         self._measured = WindowMetrics(self)
         self._refill = Refill(self) if refills(self.variant) else None
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
@@ -122,6 +129,8 @@ class VariantGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.variant is None:
             return super()._generate_and_score_completions(inputs)
+        if self._reference is not None and self.model.training:
+            self._reference.follow()
         training = self.model.training
         group_size = self.num_generations if training else self.num_generations_eval
         sampled = self._sampled(inputs)
@@ -152,6 +161,13 @@ class VariantGRPOTrainer(GRPOTrainer):
             return self._refill(generate, inputs)
         batch = generate(inputs)
         return Filled(batch, [batch], 0)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
+        if self.variant is None or not isinstance(self.variant.credit, Process):
+            return calculate()
+        rewards, self._steps = score_steps(self, calculate, completion_ids_list)
+        return rewards
 
     def _remembered(self, inputs: list[dict[str, Any]], training: bool) -> dict[str, Any]:
         """The memory and the prompts it goes by, for a variant that remembers; evaluation leaves no trace in it."""
@@ -287,6 +303,9 @@ class VariantGRPOTrainer(GRPOTrainer):
         if self._refill is not None:
             kept["prompts_drawn"] = self._refill.stream.drawn
         return kept
+            kept = {"step": self._step} | ({} if self.memory is None else {"memory": self.memory.state_dict()})
+            kept |= {} if self._reference is None else {"reference": self._reference.save(folder)}
+            (folder / STATE_FILE).write_text(json.dumps(kept) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -302,6 +321,8 @@ class VariantGRPOTrainer(GRPOTrainer):
                 self.memory.load_state_dict(kept.get("memory", {}))
             if self._refill is not None:
                 self._refill.stream.seek(kept.get("prompts_drawn", 0))
+            if self._reference is not None:
+                self._reference.load(path.parent, kept.get("reference", {}))
 
     def _report_other_card(self, checkpoint: str) -> None:
         before = read_card(checkpoint)

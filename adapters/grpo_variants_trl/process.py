@@ -1,0 +1,181 @@
+"""Process supervision in TRL: reward functions that score the steps of a response.
+
+TRL wants one number a response from a reward function. While it scores a batch, each function is wrapped: its steps are
+placed on the response's tokens and kept, and TRL gets their sum, which is what its logs show.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from trl.trainer.utils import is_async_callable
+
+from grpo_variants.steps import Step, completion_text, step_ends
+
+# A batch's steps in its own tensors, until the advantages are known. Ends count tokens from 1: 0 is padding.
+ENDS, REWARDS, SCORED, LENGTH = "gv_step_ends", "gv_step_rewards", "gv_step_scored", "gv_step_length"
+
+# A step by its last token (from 1) and, from the back, its place among the steps of one function that end there.
+Key = tuple[int, int]
+
+
+def score_steps(
+    trainer: Any,
+    calculate: Callable[[], Tensor],
+    completion_ids: Sequence[Sequence[int]],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """TRL's rewards [N, K] by `calculate`, and this rank's steps as tensors of the batch.
+
+    Functions that score the same step (it ends at the same token) are added with their weights, as TRL adds the
+    functions' rewards. Raises ValueError, with the function and the response, for steps that are none of the response.
+    """
+    own = trainer.reward_funcs
+    scored: dict[int, list[dict[Key, float] | None]] = {}
+    trainer.reward_funcs = [
+        function if isinstance(function, nn.Module) else _recording(trainer, function, k, scored)
+        for k, function in enumerate(own)
+    ]
+    try:
+        rewards = calculate()
+    finally:
+        trainer.reward_funcs = own
+    weights = trainer.reward_weights.tolist()
+    columns = [scored.get(k, [None] * len(completion_ids)) for k in range(len(own))]
+    rows = [_added(row, weights) for row in zip(*columns, strict=True)]
+    steps = {
+        ENDS: pad_sequence([torch.tensor([end for end, _ in row] or [0]) for row in rows], batch_first=True),
+        REWARDS: pad_sequence([torch.tensor([*row.values()] or [0.0]) for row in rows], batch_first=True),
+        SCORED: torch.tensor([[cell is not None for cell in row] for row in zip(*columns, strict=True)]),
+        LENGTH: torch.tensor([len(ids) for ids in completion_ids]),
+    }
+    return rewards, {name: value.to(rewards.device) for name, value in steps.items()}
+
+
+def _added(cells: Sequence[dict[Key, float] | None], weights: Sequence[float]) -> dict[Key, float]:
+    """One response's steps over every function, in order."""
+    total: dict[Key, float] = {}
+    for cell, weight in zip(cells, weights, strict=True):
+        for key, reward in (cell or {}).items():
+            total[key] = total.get(key, 0.0) + weight * reward
+    return dict(sorted(total.items(), key=lambda item: (item[0][0], -item[0][1])))
+
+
+def _recording(trainer: Any, function: Any, k: int, scored: dict[int, Any]) -> Callable[..., Any]:
+    """The function as TRL may call it: numbers come back, steps are kept under `scored[k]`."""
+    name = trainer.reward_func_names[k]
+
+    def keep(values: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> list[Any]:
+        if len(values) != len(completions):  # TRL's own error says how many it wants
+            return [0.0] * len(values)
+        placed = [
+            _placed(trainer, f"reward function {name}, response {i}", value, completions[i], completion_ids[i])
+            for i, value in enumerate(values)
+        ]
+        scored[k] = placed
+        return [value if cell is None else sum(cell.values()) for value, cell in zip(values, placed, strict=True)]
+
+    def now(*, completions: Any, completion_ids: Any, **columns: Any) -> list[Any]:
+        values = function(completions=completions, completion_ids=completion_ids, **columns)
+        return keep(values, completions, completion_ids)
+
+    async def later(*, completions: Any, completion_ids: Any, **columns: Any) -> list[Any]:
+        values = await function(completions=completions, completion_ids=completion_ids, **columns)
+        return keep(values, completions, completion_ids)
+
+    return later if is_async_callable(function) else now
+
+
+def _placed(trainer: Any, where: str, value: Any, completion: Any, ids: Sequence[int]) -> dict[Key, float] | None:
+    """A response's steps by their last token, or None where the function gave one number or nothing."""
+    if not isinstance(value, (list, tuple)):
+        return None
+    try:
+        steps = [Step.of(step) for step in value]
+        ends = step_ends(steps, ids, partial(completion_text, completion), trainer._tokenizer)
+        rewards = [float("nan") if step.reward is None else float(step.reward) for step in steps]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    placed: dict[Key, float] = {}
+    seen: Counter[int] = Counter()
+    for end, reward in zip(reversed(ends), reversed(rewards), strict=True):
+        placed[(end + 1, seen[end])] = reward
+        seen[end] += 1
+    return placed
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Steps of every rank's responses: `ends` [N, S] count tokens from 1 (0: no step), `rewards` [N, S], `last` [N]."""
+
+    ends: Tensor
+    rewards: Tensor
+    last: Tensor
+
+    @property
+    def exist(self) -> Tensor:
+        """Which places hold a step: [N, S] bool."""
+        return self.ends > 0
+
+    @property
+    def valid(self) -> Tensor:
+        """Responses without a step reward that is NaN: [N] bool."""
+        return ~(self.rewards.isnan() & self.exist).any(1)
+
+    def with_outcome(self, outcome: Tensor) -> Steps:
+        """Add a reward of the whole response [N], NaN where there is none: to the step that ends with it, or as one."""
+        given = ~outcome.isnan()
+        at_end = self.exist & (self.ends == self.last.clamp(min=1).unsqueeze(1))
+        at_end &= at_end.int().flip(1).cumsum(1).flip(1) == 1  # the last of them, if several end there
+        has_step = at_end.any(1)
+        added = torch.where(at_end & given.unsqueeze(1), outcome.unsqueeze(1), torch.zeros_like(self.rewards))
+        own = given & ~has_step
+        ends = torch.where(own, self.last.clamp(min=1), torch.zeros_like(self.last))
+        rewards = torch.where(own, outcome, torch.zeros_like(outcome))
+        return replace(
+            self,
+            ends=torch.cat([self.ends, ends.unsqueeze(1)], 1),
+            rewards=torch.cat([self.rewards + added, rewards.unsqueeze(1)], 1),
+        )
+
+    def inputs(self) -> dict[str, Tensor]:
+        """What `gv.advantages` reads, with one place a step instead of a token."""
+        return {"mask": self.exist, "step_ends": self.exist, "token_rewards": self.rewards}
+
+    def spread(self, value: Tensor, mask: Tensor) -> Tensor:
+        """Give each token [N, T] the advantage of the first step that ends at it or after it; 0 after the last step."""
+        position = torch.arange(1, mask.shape[1] + 1, device=mask.device).expand(len(mask), -1).contiguous()
+        # A place without a step repeats the end before it, so that the search finds the step itself.
+        place = torch.searchsorted(self.ends.cummax(1).values, position)
+        padded = torch.cat([value, torch.zeros_like(value[:, :1])], 1)
+        return torch.where(mask, padded.gather(1, place), torch.zeros((), dtype=value.dtype, device=value.device))
+
+
+def gathered_steps(trainer: Any, out: dict[str, Any], rewards: Tensor, weights: Tensor) -> Steps:
+    """Every rank's steps, outcome rewards included; takes them out of the batch.
+
+    rewards, weights: [N, K] gathered and [K]; a function's reward is an outcome where it did not give steps. Raises
+    ValueError for a run whose first batch has no steps at all.
+    """
+    accelerator = trainer.accelerator
+    ends, values = (accelerator.pad_across_processes(out.pop(name), dim=1) for name in (ENDS, REWARDS))
+    ends, values, scored, last = map(accelerator.gather, (ends, values, out.pop(SCORED), out.pop(LENGTH)))
+    if trainer.state.global_step == 0 and not scored.any():
+        raise ValueError(
+            "credit=process needs step rewards, and no reward function gave any: return a list of gvt.Step (or of "
+            "(token index, reward), ((start, end), reward)) for each response, or use @gvt.step_rewards."
+        )
+    scored = torch.nn.functional.pad(scored, (0, rewards.shape[1] - scored.shape[1]))
+    outcome = torch.where(scored, torch.full_like(rewards, float("nan")), rewards) * weights
+    missing = outcome.isnan().all(1)
+    steps = Steps(ends, values, last).with_outcome(outcome.nansum(1).masked_fill(missing, float("nan")))
+    log = trainer._metrics["train" if trainer.model.training else "eval"]
+    log["gv/steps_per_response"].append(steps.exist.sum(1).float().mean().item())
+    log["gv/step_reward"].append(steps.rewards[steps.exist].nanmean().item())
+    return steps
