@@ -40,7 +40,7 @@ class VariantGRPOConfig(GRPOConfig):
 
     approximate_windows: count tokens by TRL's rule where an optimizer step's window spans two generations and an exact
     count is not known; without it such a setting is refused for the variants that need the count.
-    reset_reference_every: iterative GRPO: after every so many optimizer steps the KL term's reference becomes the policy.
+    reset_reference_every: iterative GRPO: after every so many optimizer steps the reference becomes the policy.
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS
