@@ -26,7 +26,9 @@ from transformers import (
     set_seed,
 )
 
+import grpo_variants as gv
 from grpo_variants.card import FILE_NAME, Card
+from grpo_variants.credit import Process
 
 Reward = Callable[..., list[float]]
 Curve = list[tuple[int, float]]
@@ -52,6 +54,8 @@ class Settings:
         """The trainer's configuration; raises ValueError for what TRL cannot run, before a model is loaded."""
         if self.batch % self.generations:
             raise ValueError(f"--batch {self.batch} is not a multiple of --generations {self.generations}.")
+        if isinstance(gv.get(self.variant).credit, Process):
+            raise ValueError(f"{self.variant} needs step rewards: see examples/process_rewards.py.")
         on_gpu = torch.cuda.is_available()
         config = gvt.VariantGRPOConfig(
             loss_type=f"gv_{self.variant}",

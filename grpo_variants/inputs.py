@@ -98,7 +98,7 @@ _SUPPLIERS: Mapping[str, str] = {
         "to its own optimal_token_baseline."
     ),
     "greedy_rewards": " TRL's adapter draws a greedy response; verl does for its own remax.",
-    "step_ends": " TRL has one reward a response; in verl a reward manager has to write step rewards.",
+    "step_ends": " TRL's adapter takes them from reward functions; in verl a reward manager has to write them.",
 }
 
 

@@ -24,10 +24,10 @@ def steps_of(ids, row, rank):
 
 def process(folder):
     """Advantages of this rank's responses, and the same of every rank's steps by hand; one group lies on both ranks."""
-    rank, given = dist.get_rank(), []
+    given = []
 
     def varied(completion_ids, **kwargs):
-        given.append([steps_of(ids, row, rank) for row, ids in enumerate(completion_ids)])
+        given.append([steps_of(ids, row, dist.get_rank()) for row, ids in enumerate(completion_ids)])
         return given[-1]
 
     trainer = make(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import nn
 from trl import GRPOConfig
 
 from grpo_variants.aggregation import Constant
@@ -88,17 +89,19 @@ def _refill(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Ite
 
 
 def _step_models(variant: Variant, given: Mapping[str, Any]) -> list[str]:
-    """A model that scores each token: TRL reads the first of its numbers and takes it for the response's."""
-    functions = given.get("reward_funcs")
-    functions = functions if isinstance(functions, (list, tuple)) else [functions]
-    names = [type(function).__name__ for function in functions]
-    scorers = [name for name in names if name.endswith("ForTokenClassification")]
-    if not isinstance(variant.credit, Process) or not scorers:
+    """Reward models give TRL one number a response; from a model that scores tokens it would be the first of them."""
+    if not isinstance(variant.credit, Process) or given.get("reward_funcs") is None:
         return []
-    return [
-        f"{scorers[0]} scores tokens, and TRL would take its first number for the response's reward. Call the model in "
-        "a function under @gvt.step_rewards, which returns its scores at the steps' ends."
-    ]
+    functions = given["reward_funcs"]
+    functions = functions if isinstance(functions, (list, tuple)) else [functions]
+    mend = "Call the model in a function under @gvt.step_rewards that returns its scores at the steps' ends."
+    scorers = [name for name in (type(f).__name__ for f in functions) if name.endswith("ForTokenClassification")]
+    if scorers:
+        return [f"{scorers[0]} scores tokens, and TRL takes its first score for the response's reward. {mend}"]
+    others = [f for f in functions if callable(f) and not isinstance(f, nn.Module)]
+    if not others and not given.get("environment_factory"):
+        return [f"credit=process needs step rewards, and a reward model gives one number a response. {mend}"]
+    return []
 
 
 def _reference(variant: Variant, given: Mapping[str, Any]) -> list[str]:

@@ -92,7 +92,7 @@ FOUNDING: tuple[Variant, ...] = (
         ),
         references=(SHAO,),
         hosts=(
-            ("trl", "no counterpart: rewards are one number a response"),
+            ("trl", "no counterpart: rewards are one number a response; the adapter reads steps from reward functions"),
             ("verl", "no counterpart: estimator grpo adds token rewards up before it normalises"),
         ),
     ),

@@ -106,9 +106,9 @@ WRONG = {
     "gv_dapo,surrogate.hi=0.3": (
         "error: dapo: surrogate=clip has no field 'hi'; its fields: low, high, dual. Did you mean 'high'?"
     ),
-    "gv_grpo_process": (
-        "error: loss_type='gv_grpo_process' cannot be honoured by TRL: credit=process needs step rewards, but a reward "
-        "function gives one number a response."
+    "gv_dapo,tokens=top_entropy,tokens.denominator=kept": (
+        "error: loss_type='gv_dapo,tokens=top_entropy,tokens.denominator=kept' cannot be honoured by TRL: tokens.denominator=kept needs "
+        "the number of kept tokens of the whole step before its first backward pass. Use tokens.denominator=all."
     ),
 }
 

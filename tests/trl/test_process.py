@@ -8,7 +8,7 @@ import grpo_variants_trl as gvt
 import pytest
 import tiny_model
 import torch
-from transformers import AutoModelForTokenClassification
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 from trl_rewards import rollouts
 from trl_runs import logged, make, recorded, weights
 
@@ -255,7 +255,23 @@ def test_steps_without_process_supervision_are_not_taken(tmp_path):
         made(tmp_path, steps_reward, spec="gv_grpo,kl=none")
 
 
-def test_a_model_that_scores_tokens_is_refused(tmp_path):
-    scorer = AutoModelForTokenClassification.from_config(tiny_model.model().config)
-    with pytest.raises(ValueError, match=r"LlamaForTokenClassification scores tokens.*Call the model in a function"):
+MEND = "Call the model in a function under @gvt.step_rewards that returns its scores at the steps' ends."
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (
+            AutoModelForTokenClassification,
+            "LlamaForTokenClassification scores tokens, and TRL takes its first score for the response's reward.",
+        ),
+        (
+            AutoModelForSequenceClassification,
+            "credit=process needs step rewards, and a reward model gives one number a response.",
+        ),
+    ],
+)
+def test_reward_models_alone_are_refused(tmp_path, kind, text):
+    scorer = kind.from_config(tiny_model.model().config)
+    with pytest.raises(ValueError, match=re.escape(f"{text} {MEND}")):
         make(tmp_path, "gv_grpo_process", rewards=[scorer])

@@ -54,11 +54,6 @@ UNEVEN = {"gradient_accumulation_steps": 4, "steps_per_generation": 2}
 
 # (loss type, flags and arguments, text): refused from the config alone.
 REFUSALS = {
-    "process supervision": (
-        "gv_grpo_process",
-        {},
-        "credit=process needs step rewards, but a reward function gives one number a response.",
-    ),
     "correction without vLLM": ("gv_grpo,correction=token_truncate", {}, ROLLOUT_LOGP),
     "correction by TRL's flag without vLLM": ("gv_dapo", {"vllm_importance_sampling_correction": True}, ROLLOUT_LOGP),
     "rollout anchor without vLLM": ("gv_grpo,ratio.anchor=rollout", {}, ROLLOUT_LOGP),

@@ -145,8 +145,8 @@ def test_a_block_puts_back_what_was_there_before():
 
 
 def test_what_is_refused_is_refused_in_the_stock_trainer_too(tmp_path):
-    with gvt.registered(), pytest.raises(ValueError, match="credit=process needs step rewards"):
-        make(tmp_path, "gv_grpo_process", GRPOTrainer, GRPOConfig, beta=0.04)
+    with gvt.registered(), pytest.raises(ValueError, match="sum of squared probabilities at each token"):
+        make(tmp_path, "gv_otb", GRPOTrainer, GRPOConfig)
     with gvt.registered(), pytest.raises(ValueError, match="unknown variant 'nope'"):
         make(tmp_path, "gv_nope", GRPOTrainer, GRPOConfig)
 
