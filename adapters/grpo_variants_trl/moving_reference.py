@@ -95,12 +95,15 @@ class MovingReference:
 
     # Checkpoints. An adapter's twin is saved and loaded by the host like any other adapter.
 
-    def save(self, folder: Path) -> dict[str, int]:
-        """Write what the host does not keep, and return the rest of the state."""
+    def state(self) -> dict[str, int]:
+        """When it last moved, and how often it has."""
+        return {"step": self.step, "resets": self.resets}
+
+    def save(self, folder: Path) -> None:
+        """Write the parameters that the host does not keep."""
         if self.trainer.ref_model is not None and self.resets:
             model = self.trainer.accelerator.unwrap_model(self.trainer.ref_model)
             torch.save(model.state_dict(), folder / REFERENCE_FILE)
-        return {"step": self.step, "resets": self.resets}
 
     def load(self, folder: Path, state: dict[str, int]) -> None:
         """Go on from a checkpoint; raises ValueError where its reference is missing."""

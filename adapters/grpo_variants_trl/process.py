@@ -6,6 +6,7 @@ placed on the response's tokens and kept, and TRL gets their sum, which is what 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,24 +15,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from trl.trainer.utils import is_async_callable
 
 from grpo_variants.steps import Step, completion_text, step_ends
 
-# A batch's steps in its own tensors, until the advantages are known. Ends count tokens from 1: 0 is padding.
-ENDS, REWARDS, SCORED, LENGTH = "gv_step_ends", "gv_step_rewards", "gv_step_scored", "gv_step_length"
-
 # A step by its last token (from 1) and, from the back, its place among the steps of one function that end there.
 Key = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Steps as functions scored them: `ends` count tokens from 1 (0: none) and `rewards`, both [B, S] and weighted.
+
+    given: [B, K] whether a function gave steps for a response. last: [B] tokens of the response.
+    """
+
+    ends: Tensor
+    rewards: Tensor
+    given: Tensor
+    last: Tensor
 
 
 def score_steps(
     trainer: Any,
     calculate: Callable[[], Tensor],
     completion_ids: Sequence[Sequence[int]],
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """TRL's rewards [N, K] by `calculate`, and this rank's steps as tensors of the batch.
+) -> tuple[Tensor, Scored]:
+    """TRL's rewards [N, K] by `calculate`, and the steps of this rank's responses.
 
     Functions that score the same step (it ends at the same token) are added with their weights, as TRL adds the
     functions' rewards. Raises ValueError, with the function and the response, for steps that are none of the response.
@@ -46,16 +58,16 @@ def score_steps(
         rewards = calculate()
     finally:
         trainer.reward_funcs = own
-    weights = trainer.reward_weights.tolist()
     columns = [scored.get(k, [None] * len(completion_ids)) for k in range(len(own))]
-    rows = [_added(row, weights) for row in zip(*columns, strict=True)]
-    steps = {
-        ENDS: pad_sequence([torch.tensor([end for end, _ in row] or [0]) for row in rows], batch_first=True),
-        REWARDS: pad_sequence([torch.tensor([*row.values()] or [0.0]) for row in rows], batch_first=True),
-        SCORED: torch.tensor([[cell is not None for cell in row] for row in zip(*columns, strict=True)]),
-        LENGTH: torch.tensor([len(ids) for ids in completion_ids]),
-    }
-    return rewards, {name: value.to(rewards.device) for name, value in steps.items()}
+    cells = list(zip(*columns, strict=True))
+    rows = [_added(row, trainer.reward_weights.tolist()) for row in cells]
+    found = Scored(
+        ends=pad_sequence([torch.tensor([end for end, _ in row] or [0]) for row in rows], batch_first=True),
+        rewards=pad_sequence([torch.tensor([*row.values()] or [0.0]) for row in rows], batch_first=True),
+        given=torch.tensor([[cell is not None for cell in row] for row in cells]),
+        last=torch.tensor([len(ids) for ids in completion_ids]),
+    )
+    return rewards, Scored(**{name: value.to(rewards.device) for name, value in vars(found).items()})
 
 
 def _added(cells: Sequence[dict[Key, float] | None], weights: Sequence[float]) -> dict[Key, float]:
@@ -144,6 +156,27 @@ class Steps:
             rewards=torch.cat([self.rewards + added, rewards.unsqueeze(1)], 1),
         )
 
+    def replaced(self, other: Steps, target: Tensor, source: Tensor) -> Steps:
+        """Responses `target` become the responses `source` of another batch."""
+        width = max(self.ends.shape[1], other.ends.shape[1])
+        own, new = ([pad(x, (0, width - x.shape[1])) for x in (part.ends, part.rewards)] for part in (self, other))
+        pairs = zip((*own, self.last), (*new, other.last), strict=True)
+        return Steps(*(value.index_copy(0, target, fresh[source]) for value, fresh in pairs))
+
+    def signal(self) -> Tensor:
+        """What has to differ within a group for it to have signal: [N, S + 2], and its sum is a response's reward.
+
+        The reward of each step, by its place. Steps that differ within a response are a signal as well, even where
+        all responses have the same: two last columns mark such responses, too small to change a sum, and they cancel.
+        """
+        known = self.rewards.masked_fill(~self.exist, float("nan"))
+        low, high = self._extreme("amin", math.inf), self._extreme("amax", -math.inf)
+        mark = torch.arange(1, len(known) + 1, device=known.device) * (high > low) * 1e-30
+        return torch.cat([known, mark.unsqueeze(1), -mark.unsqueeze(1)], 1)
+
+    def _extreme(self, reduce: str, outside: float) -> Tensor:
+        return getattr(self.rewards.masked_fill(~self.exist, outside), reduce)(1)
+
     def inputs(self) -> dict[str, Tensor]:
         """What `gv.advantages` reads, with one place a step instead of a token."""
         return {"mask": self.exist, "step_ends": self.exist, "token_rewards": self.rewards}
@@ -157,22 +190,20 @@ class Steps:
         return torch.where(mask, padded.gather(1, place), torch.zeros((), dtype=value.dtype, device=value.device))
 
 
-def gathered_steps(trainer: Any, out: dict[str, Any], rewards: Tensor, weights: Tensor) -> Steps:
-    """Every rank's steps, outcome rewards included; takes them out of the batch.
+def gathered_steps(trainer: Any, own: Scored, rewards: Tensor) -> Steps:
+    """Every rank's steps, with outcome rewards: those of functions that gave no steps for a response.
 
-    rewards, weights: [N, K] gathered and [K]; a function's reward is an outcome where it did not give steps. Raises
-    ValueError for a run whose first batch has no steps at all.
+    rewards: [N, K] gathered. Raises ValueError for a run whose first batch has no steps at all.
     """
     accelerator = trainer.accelerator
-    ends, values = (accelerator.pad_across_processes(out.pop(name), dim=1) for name in (ENDS, REWARDS))
-    ends, values, scored, last = map(accelerator.gather, (ends, values, out.pop(SCORED), out.pop(LENGTH)))
-    if trainer.state.global_step == 0 and not scored.any():
+    ends, values = (accelerator.pad_across_processes(value, dim=1) for value in (own.ends, own.rewards))
+    ends, values, given, last = map(accelerator.gather, (ends, values, own.given, own.last))
+    if trainer.state.global_step == 0 and not given.any():
         raise ValueError(
             "credit=process needs step rewards, and no reward function gave any: return a list of gvt.Step (or of "
             "(token index, reward), ((start, end), reward)) for each response, or use @gvt.step_rewards."
         )
-    scored = torch.nn.functional.pad(scored, (0, rewards.shape[1] - scored.shape[1]))
-    outcome = torch.where(scored, torch.full_like(rewards, float("nan")), rewards) * weights
+    outcome = rewards.masked_fill(given, float("nan")) * trainer.reward_weights.to(rewards.device)
     missing = outcome.isnan().all(1)
     steps = Steps(ends, values, last).with_outcome(outcome.nansum(1).masked_fill(missing, float("nan")))
     log = trainer._metrics["train" if trainer.model.training else "eval"]

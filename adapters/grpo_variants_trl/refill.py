@@ -43,8 +43,8 @@ def refills(variant: Variant | None) -> bool:
 def signal_values(trainer: Any, variant: Variant, batch: Sampled) -> tuple[Tensor, Tensor]:
     """What has to differ within a group, [N] or [N, K], and which responses count, [N] bool.
 
-    The total reward or one reward function's; each function's own where the variant normalises them one by one. What
-    length shaping adds later is not in it, so it cannot fake a signal.
+    The total reward or one reward function's; each function's own where the variant normalises them one by one, each
+    step's with process supervision. What length shaping adds later is not in it, so it cannot fake a signal.
     """
     metric = getattr(variant.filter, "metric", None)
     weighted = batch.rewards * trainer.reward_weights.to(batch.rewards.device)
@@ -53,6 +53,8 @@ def signal_values(trainer: Any, variant: Variant, batch: Sampled) -> tuple[Tenso
         valid &= ~batch.truncated
     if metric is not None:
         return batch.rewards[:, trainer.reward_func_names.index(metric)], valid
+    if batch.steps is not None:
+        return batch.steps.signal(), valid & batch.steps.valid
     return (weighted if isinstance(variant.credit, Decoupled) else weighted.nansum(1)), valid
 
 
@@ -209,6 +211,8 @@ class Placement:
             name: getattr(batch, name).index_copy(0, self.target, getattr(more, name)[self.source])
             for name in ("rewards", "lengths", "truncated")
         }
+        if batch.steps is not None:
+            everywhere["steps"] = batch.steps.replaced(more.steps, self.target, self.source)
         return Sampled(inputs=inputs, out=out, **everywhere)
 
     def merged_rows(self, rows: dict[Any, list[Any]], new: dict[Any, list[Any]]) -> dict[Any, list[Any]]:

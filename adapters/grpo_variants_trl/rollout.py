@@ -9,12 +9,10 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_variants import Rollouts, Variant, advantages, keep_groups, soft_overlong_penalty
-from grpo_variants.credit import Process
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import EntropyResponses, EntropyTokens
 from grpo_variants_trl.greedy import GreedyPass
-from grpo_variants_trl.process import gathered_steps
 from grpo_variants_trl.prompts import prompt_text
 from grpo_variants_trl.refill import signal_values
 from grpo_variants_trl.sampling import Sampled
@@ -35,6 +33,7 @@ class Gathered:
         self.lengths = self.accelerator.gather(batch.out["completion_mask"].sum(1))
         self.loss_lengths = self.accelerator.gather(self.mask.sum(1))
         self.truncated = batch.truncated
+        self.steps = batch.steps
 
     def tokens(self, value: Tensor) -> Tensor:
         """A [B, T] tensor of every rank as [N, T], padded to the longest."""
@@ -99,11 +98,12 @@ def variant_advantages(
         }
     if reads_entropy:
         token_inputs["entropy"] = seen.tokens(out["entropy"])
-    steps = None
-    if isinstance(variant.credit, Process):
-        steps = gathered_steps(trainer, out, rewards, weights)
-        valid, every_mask = valid & steps.valid, token_inputs["mask"]
-        token_inputs |= steps.inputs()
+    steps = seen.steps
+    if steps is not None:
+        every_mask = token_inputs["mask"]
+        if isinstance(variant.overlong, Penalty):
+            steps = steps.with_outcome(rewards[:, -1])
+        valid, token_inputs = valid & steps.valid, token_inputs | steps.inputs()
     keys = memory.pop("keys", None)
     value = advantages(
         variant,

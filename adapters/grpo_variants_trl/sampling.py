@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_variants_trl.process import Steps, gathered_steps
+
 TABLES = ("prompt", "completion", "advantages", "images")
 NESTED_TABLES = ("rewards", "extra")
 
@@ -21,7 +23,7 @@ class Sampled:
 
     inputs: the data set's row of each of this rank's responses. out: the host's tensors [B, ...] of this rank.
     rewards: [N, K] by reward function, NaN where one gave none. lengths: [N] tokens of the policy's own.
-    truncated: [N] whether a response ended at the length limit.
+    truncated: [N] whether a response ended at the length limit. steps: with process supervision, the steps of all N.
     """
 
     inputs: list[dict[str, Any]]
@@ -29,6 +31,7 @@ class Sampled:
     rewards: Tensor
     lengths: Tensor
     truncated: Tensor
+    steps: Steps | None = None
 
 
 class Recorder:
@@ -67,7 +70,8 @@ def sample(trainer: Any, generate: Any, inputs: list[dict[str, Any]]) -> Sampled
     hooks = {"_calculate_rewards": recorder.take_rewards, "_generate": recorder.take_responses}
     with _observed(trainer, hooks):
         out = generate(inputs)
-    return Sampled(inputs, out, recorder.rewards, recorder.lengths, recorder.truncated)
+    steps = None if trainer.scored is None else gathered_steps(trainer, trainer.scored, recorder.rewards)
+    return Sampled(inputs, out, recorder.rewards, recorder.lengths, recorder.truncated, steps)
 
 
 @contextmanager

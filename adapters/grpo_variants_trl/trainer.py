@@ -26,9 +26,9 @@ from grpo_variants_trl.greedy import greedy_pass
 from grpo_variants_trl.lm_head import ChunkedHead
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.mismatch import check_reported, filled
-from grpo_variants_trl.refill import Filled, Refill, refills
 from grpo_variants_trl.moving_reference import MovingReference
-from grpo_variants_trl.process import score_steps
+from grpo_variants_trl.process import Scored, score_steps
+from grpo_variants_trl.refill import Filled, Refill, refills
 from grpo_variants_trl.refusals import check_host
 from grpo_variants_trl.rollout import (
     READS_ENTROPY,
@@ -89,7 +89,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._stop_tokens = stop_tokens(self)
         self.eos_token_ids = list(dict.fromkeys([*self._stop_tokens, *turn_ends(self)]))
         self._window: Window | None = None
-        self._steps: dict[str, Tensor] = {}
+        self.scored: Scored | None = None
         moves = getattr(self.args, "reset_reference_every", None) is not None
         self._reference = MovingReference(self) if moves else None
         self._measured = WindowMetrics(self)
@@ -166,7 +166,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
         if self.variant is None or not isinstance(self.variant.credit, Process):
             return calculate()
-        rewards, self._steps = score_steps(self, calculate, completion_ids_list)
+        rewards, self.scored = score_steps(self, calculate, completion_ids_list)
         return rewards
 
     def _remembered(self, inputs: list[dict[str, Any]], training: bool) -> dict[str, Any]:
@@ -294,6 +294,8 @@ class VariantGRPOTrainer(GRPOTrainer):
         if self.variant is not None and self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             (folder / STATE_FILE).write_text(json.dumps(self._kept_state()) + "\n")
+            if self._reference is not None:
+                self._reference.save(folder)
 
     def _kept_state(self) -> dict[str, Any]:
         """What a resumed run needs beyond TRL's own checkpoint."""
@@ -302,10 +304,9 @@ class VariantGRPOTrainer(GRPOTrainer):
             kept["memory"] = self.memory.state_dict()
         if self._refill is not None:
             kept["prompts_drawn"] = self._refill.stream.drawn
+        if self._reference is not None:
+            kept["reference"] = self._reference.state()
         return kept
-            kept = {"step": self._step} | ({} if self.memory is None else {"memory": self.memory.state_dict()})
-            kept |= {} if self._reference is None else {"reference": self._reference.save(folder)}
-            (folder / STATE_FILE).write_text(json.dumps(kept) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
