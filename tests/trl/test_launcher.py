@@ -107,8 +107,9 @@ WRONG = {
         "error: dapo: surrogate=clip has no field 'hi'; its fields: low, high, dual. Did you mean 'high'?"
     ),
     "gv_dapo,tokens=top_entropy,tokens.denominator=kept": (
-        "error: loss_type='gv_dapo,tokens=top_entropy,tokens.denominator=kept' cannot be honoured by "
-        "TRL: tokens.denominator=kept needs the number of kept tokens of the whole step before its first backward pass. Use tokens.denominator=all."
+        "error: loss_type='gv_dapo,tokens=top_entropy,tokens.denominator=kept' cannot be honoured by TRL: "
+        "tokens.denominator=kept needs the number of kept tokens of the whole step before its first backward pass. Use "
+        "tokens.denominator=all."
     ),
 }
 

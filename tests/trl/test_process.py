@@ -8,9 +8,12 @@ import grpo_variants_trl as gvt
 import pytest
 import tiny_model
 import torch
+from grpo_variants_trl.process import Steps
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 from trl_rewards import rollouts
 from trl_runs import logged, make, recorded, weights
+
+import grpo_variants as gv
 
 GROUP = 4
 
@@ -213,6 +216,37 @@ def test_evaluation_scores_steps_too(tmp_path):
     found = trainer.evaluate()
     assert found["eval_rewards/varied/mean"] == pytest.approx(found["eval_reward"])
     assert logged(trainer, "gv/steps_per_response")[0] > 1
+
+
+def test_groups_whose_steps_are_all_equal_are_drawn_again(tmp_path):
+    """Equal totals are no lack of signal, equal steps are one; prompts "0 0 1" and "0 1 0" have no signal here."""
+
+    def given(prompts, completion_ids, **kwargs):
+        return [
+            [(t, 0.5 if prompt in ("0 0 1", "0 1 0") else float(t % 2)) for t in range(len(ids))]
+            for prompt, ids in zip(prompts, completion_ids, strict=True)
+        ]
+
+    spec = "gv_grpo_process,kl=none,filter=zero_variance"
+    trainer = make(tmp_path, spec, rewards=[given], per_device_train_batch_size=16, max_steps=1)
+    prompts = ("0 0 1", "0 1 1", "0 1 0", "1 0 0")
+    out = trainer._generate_and_score_completions([{"prompt": prompt} for prompt in prompts for _ in range(4)])
+    assert trainer._metrics["train"]["gv/filter/rounds"][-1] >= 1
+    texts = trainer.processing_class.batch_decode(out["prompt_ids"], skip_special_tokens=True)
+    assert set(texts) == {"0 1 1", "1 0 0"}
+    steps = [[(t, float(t % 2)) for t in range(n)] for n in lengths_of(out)]
+    expected = by_hand(steps, lengths_of(out), out["completion_ids"].shape[1])
+    torch.testing.assert_close(out["advantages"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_signal_of_steps():
+    """Groups of two: equal steps, other steps, the same steps within which rewards differ, and equal totals."""
+    ends = torch.tensor([[1, 2], [1, 0], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [2, 0]])
+    rewards = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0], [0, 1], [0, 1], [1, 1], [2, 0]]).float()
+    values = Steps(ends, rewards, torch.full((8,), 2)).signal()
+    kept = gv.keep_groups(values, torch.arange(8) // 2)
+    assert kept.tolist() == [False, False, True, True, True, True, True, True]
+    assert values.nansum(1).tolist() == [2, 1, 2, 1, 1, 1, 2, 2]
 
 
 BAD = {

@@ -15,8 +15,9 @@ def ranks(tmp_path_factory):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    folder = tmp_path_factory.mktemp("ranks")
     found = subprocess.run(
-        [*command, str(tests / "trl_process_two_ranks.py"), str(tmp_path_factory.mktemp("ranks"))],
+        [*command, str(tests / "trl_process_two_ranks.py"), str(folder)],
         env=environment,
         capture_output=True,
         text=True,
@@ -24,9 +25,7 @@ def ranks(tmp_path_factory):
         check=False,
     )
     assert found.returncode == 0, found.stdout[-500:] + found.stderr
-    lines = [line for line in found.stdout.splitlines() if line.startswith("RESULT")]
-    assert len(lines) == 2
-    return [json.loads(line.split(" ", 2)[2]) for line in lines]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.slow
