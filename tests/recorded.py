@@ -19,6 +19,7 @@ from grpo_variants.cli.translate import run_settings
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(os.environ.get("GRPO_VARIANTS_EXCHANGE", ROOT / "build" / "cross_host"))
 TOLERANCE = 1e-6
+PARTS = ("advantages", "loss", "gradient")
 
 GROUPS, GROUP_SIZE, WIDTH = 3, 4, 7
 ROWS = GROUPS * GROUP_SIZE
@@ -121,9 +122,13 @@ def read(host):
     return content["results"] if content.get("key") == key() else None
 
 
+def pairs(found, wanted):
+    """Two results, quantity by quantity."""
+    return {part: tuple(torch.tensor(x[part], dtype=torch.float64) for x in (found, wanted)) for part in PARTS}
+
+
 def assert_same(found, wanted):
     """Advantages, loss and gradient agree to 1e-6."""
-    for part in ("advantages", "loss", "gradient"):
-        mine, theirs = (torch.tensor(numbers[part], dtype=torch.float64) for numbers in (found, wanted))
+    for part, (mine, theirs) in pairs(found, wanted).items():
         error = (mine - theirs).abs() - TOLERANCE * theirs.abs()
         assert error.max() <= TOLERANCE, f"{part} differs by up to {(mine - theirs).abs().max():.3g}"

@@ -6,6 +6,10 @@ from types import SimpleNamespace
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
+import grpo_variants as gv
+
+FIELDS = ("mask", "advantages", "old_logp", "ref_logp", "rollout_logp", "entropy")
+
 
 class OneProcess:
     num_processes = 1
@@ -85,16 +89,14 @@ def stub(logp, entropy, training=True, accumulation=1, steps=1, **flags):
     return trainer
 
 
-def stock_loss(batch, accumulation=1, steps=1, training=True, **flags):
-    """TRL's loss, its gradient with respect to logp, and its metrics."""
-    logp = batch["logp"].clone().requires_grad_(True)
-    trainer = stub(logp, batch["entropy"], training, accumulation, steps, **flags)
+def stock_inputs(batch):
+    """A micro-batch in TRL's names; what only some batches have is left out where it is not given."""
     mask = batch["mask"].long()
-    rows, width = mask.shape
+    prompt = torch.ones(len(mask), 1, dtype=torch.long)
     inputs = {
-        "prompt_ids": torch.zeros(rows, 1, dtype=torch.long),
-        "prompt_mask": torch.ones(rows, 1, dtype=torch.long),
-        "completion_ids": torch.zeros(rows, width, dtype=torch.long),
+        "prompt_ids": torch.zeros_like(prompt),
+        "prompt_mask": prompt,
+        "completion_ids": torch.zeros_like(mask),
         "completion_mask": mask,
         "advantages": batch["advantages"],
         "num_items_in_batch": batch.get("num_items", mask.sum()),
@@ -102,9 +104,22 @@ def stock_loss(batch, accumulation=1, steps=1, training=True, **flags):
         "ref_per_token_logps": batch["ref_logp"],
         "sampling_per_token_logps": batch["rollout_logp"],
     }
-    for name in ("tool_mask", "importance_sampling_ratio"):
-        if name in batch:
-            inputs[name] = batch[name]
-    loss = GRPOTrainer._compute_loss(trainer, None, inputs)
+    return inputs | {name: batch[name] for name in ("tool_mask", "importance_sampling_ratio") if name in batch}
+
+
+def stock_loss(batch, accumulation=1, steps=1, training=True, **flags):
+    """TRL's loss, its gradient with respect to logp, and its metrics."""
+    logp = batch["logp"].clone().requires_grad_(True)
+    trainer = stub(logp, batch["entropy"], training, accumulation, steps, **flags)
+    loss = GRPOTrainer._compute_loss(trainer, None, stock_inputs(batch))
     (gradient,) = torch.autograd.grad(loss, logp)
     return loss.detach(), gradient, {key: value[-1] for key, value in trainer._metrics["train"].items()}
+
+
+def own_loss(spec, batch, counts=None):
+    """The package's result on the same batch, and its gradient with respect to logp."""
+    logp = batch["logp"].clone().requires_grad_(True)
+    x = gv.Tokens(logp=logp, **{name: batch[name] for name in FIELDS})
+    out = gv.policy_loss(spec, x, counts)
+    (gradient,) = torch.autograd.grad(out.loss, logp)
+    return out, gradient

@@ -3,6 +3,7 @@
 import pytest
 import tiny_model
 import torch
+from parity import words
 from trl_rewards import MISSING, MIXED, SEVERAL, given, own, rollouts, stock
 
 import grpo_variants as gv
@@ -17,40 +18,54 @@ import grpo_variants as gv
         ("none", "dr_grpo,conventions=trl"),
     ],
 )
-def test_advantages_equal_the_host(tmp_path, table, scale_rewards, spec):
-    host = stock(tmp_path, table, scale_rewards=scale_rewards)
-    torch.testing.assert_close(own(tmp_path, spec, table), host, rtol=1e-5, atol=1e-5)
+def test_advantages_equal_the_host(parity, tmp_path, table, scale_rewards, spec):
+    flags = {"scale_rewards": scale_rewards}
+    host = stock(tmp_path, table, **flags)
+    parity.equal(spec, words("", flags), rtol=1e-5, atol=1e-5, advantages=(own(tmp_path, spec, table), host))
     assert host.abs().max() > 0.4
 
 
-def test_reward_weights_equal_the_host(tmp_path):
-    weights = [2.0, -0.5]
-    host = stock(tmp_path, SEVERAL, reward_weights=weights)
-    mine = own(tmp_path, "grpo,kl=none,conventions=trl", SEVERAL, reward_weights=weights)
-    torch.testing.assert_close(mine, host, rtol=1e-5, atol=1e-5)
-    assert (mine - own(tmp_path, "grpo,kl=none,conventions=trl", SEVERAL)).abs().max() > 0.1
+def test_reward_weights_equal_the_host(parity, tmp_path):
+    spec, flags = "grpo,kl=none,conventions=trl", {"reward_weights": [2.0, -0.5]}
+    pair = (own(tmp_path, spec, SEVERAL, **flags), stock(tmp_path, SEVERAL, **flags))
+    parity.equal(spec, words("scale_rewards='group'", flags), rtol=1e-5, atol=1e-5, advantages=pair)
+    assert (pair[0] - own(tmp_path, spec, SEVERAL)).abs().max() > 0.1
 
 
-def test_equal_rewards_have_a_residue_in_the_host_and_none_here(tmp_path):
+def test_equal_rewards_have_a_residue_in_the_host_and_none_here(parity, tmp_path):
     """Eight rewards of 0.7: their float32 mean is off by one unit in the last place, and TRL divides that by 1e-4."""
-    equal = [[0.7]] * 16
-    host = stock(tmp_path, equal, num_generations=8)
-    assert host.abs().max().item() == pytest.approx(5.96e-4, rel=1e-2)
-    assert own(tmp_path, "grpo,kl=none,conventions=trl", equal, num_generations=8).abs().max().item() == 0
+    equal, spec = [[0.7]] * 16, "grpo,kl=none,conventions=trl"
+    parity.differs(
+        spec,
+        "scale_rewards='group'",
+        "advantage of eight rewards of 0.7",
+        here=(own(tmp_path, spec, equal, num_generations=8).abs().max().item(), 0),
+        host=(stock(tmp_path, equal, num_generations=8).abs().max().item(), 5.96e-4),
+        cause="the float32 mean is off by a unit in the last place, and 1e-4 divides it",
+        rel=1e-2,
+    )
 
 
 @pytest.mark.parametrize(
-    ("group", "host", "here"),
+    ("group", "what", "host", "here"),
     [
-        ([1, 1, 0, 0, 0, 0, 0, 0], 1.6198, 1.6202),
-        ([1.00001, 1], 0.0468, 0.6196),
+        ([1, 1, 0, 0, 0, 0, 0, 0], "advantage, two of eight right", 1.6198, 1.6202),
+        ([1.00001, 1], "advantage of 1.00001 against 1", 0.0468, 0.6196),
     ],
     ids=["two of eight right", "nearly equal"],
 )
-def test_the_host_adds_1e4_to_the_deviation_where_the_package_adds_1e6(tmp_path, group, host, here):
+def test_the_host_adds_1e4_to_the_deviation_where_the_package_adds_1e6(parity, tmp_path, group, what, host, here):
     table, size = [[r] for r in group] * (16 // len(group)), len(group)
-    assert stock(tmp_path, table, num_generations=size)[0].item() == pytest.approx(host, abs=6e-5)
-    assert own(tmp_path, "grpo,kl=none", table, num_generations=size)[0].item() == pytest.approx(here, abs=6e-5)
+    parity.differs(
+        "grpo,kl=none",
+        "scale_rewards='group'",
+        what,
+        here=(own(tmp_path, "grpo,kl=none", table, num_generations=size)[0].item(), here),
+        host=(stock(tmp_path, table, num_generations=size)[0].item(), host),
+        cause="1e-4 is added to the deviation, 1e-6 here",
+        rel=0,
+        tol=6e-5,
+    )
 
 
 def test_leave_one_out_by_hand(tmp_path):

@@ -2,25 +2,17 @@
 
 import pytest
 import torch
-from trl_stock_loss import batch, stock_loss
+from parity import words
+from trl_stock_loss import batch, own_loss, stock_loss
 
 import grpo_variants as gv
 
 
-def ours(spec, data, counts=None, **more):
-    logp = data["logp"].clone().requires_grad_(True)
-    names = ("mask", "advantages", "old_logp", "ref_logp", "rollout_logp", "entropy")
-    x = gv.Tokens(logp=logp, **{name: data[name] for name in names}, **more)
-    out = gv.policy_loss(spec, x, counts)
-    (gradient,) = torch.autograd.grad(out.loss, logp)
-    return out, gradient
-
-
-def assert_same(spec, data, counts=None, **flags):
+def assert_same(parity, spec, data, counts=None, builtin=None, **flags):
     loss, gradient, metrics = stock_loss(data, **flags)
-    out, own = ours(spec, data, counts)
-    torch.testing.assert_close(out.loss.detach(), loss, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(own, gradient, rtol=1e-9, atol=1e-12)
+    out, own = own_loss(spec, data, counts)
+    pairs = {"loss": (out.loss, loss), "gradient": (own, gradient)}
+    parity.equal(spec, builtin or words("", flags), rtol=1e-9, atol=1e-12, **pairs)
     assert gradient.abs().max() > 1e-3, "the case is degenerate: nothing was compared"
     return out, metrics
 
@@ -55,98 +47,62 @@ CASES = {
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradient_equal_the_host(name, seed):
+def test_loss_and_gradient_equal_the_host(parity, name, seed):
     spec, flags = CASES[name]
-    assert_same(f"{spec},conventions=trl", batch(seed), **flags)
+    assert_same(parity, f"{spec},conventions=trl", batch(seed), **flags)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_dr_grpo_equals_the_host(seed):
+def test_dr_grpo_equals_the_host(parity, seed):
     data = batch(seed)
     counts = gv.Counts.of(data["mask"], length=50)
-    assert_same("dr_grpo,conventions=trl", data, counts, loss_type="dr_grpo", max_completion_length=50)
+    assert_same(parity, "dr_grpo,conventions=trl", data, counts, loss_type="dr_grpo", max_completion_length=50)
 
 
-def test_advantages_a_token_equal_the_host():
+def test_advantages_a_token_equal_the_host(parity):
     data = batch(3)
     data["advantages"] = data["advantages"].unsqueeze(1) * torch.linspace(0.5, 2, 7, dtype=torch.float64)
-    assert_same("dapo,conventions=trl", data, loss_type="dapo", epsilon_high=0.28)
+    flags = dict(loss_type="dapo", epsilon_high=0.28)
+    builtin = f"{words('', flags)}; an advantage a token"
+    assert_same(parity, "dapo,conventions=trl", data, builtin=builtin, **flags)
 
 
-def test_metrics_equal_the_host():
-    out, metrics = assert_same(
-        "dapo,kl=k3,kl.beta=0.1,conventions=trl", batch(spread=0.8), loss_type="dapo", epsilon_high=0.28, beta=0.1
-    )
-    for own, host in {
+def test_metrics_equal_the_host(parity):
+    spec, flags = "dapo,kl=k3,kl.beta=0.1,conventions=trl", dict(loss_type="dapo", epsilon_high=0.28, beta=0.1)
+    out, metrics = assert_same(parity, spec, batch(spread=0.8), **flags)
+    pairs = {
         "kl": "kl",
         "entropy": "entropy",
         "clip/low": "clip_ratio/low_mean",
         "clip/high": "clip_ratio/high_mean",
         "clip/region": "clip_ratio/region_mean",
-    }.items():
-        assert out.metrics[own].item() == pytest.approx(metrics[host], rel=1e-6)
+    }
+    for own, host in pairs.items():
+        pair = {f"metric {own}": (out.metrics[own], metrics[host])}
+        parity.equal(spec, words("", flags), rtol=1e-6, atol=1e-12, **pair)
     assert metrics["clip_ratio/low_mean"] > 0 < metrics["clip_ratio/high_mean"]
 
 
-def test_sequence_level_clip_fraction_counts_responses_as_the_host_does():
-    out, metrics = assert_same(
-        "gspo,conventions=trl",
-        batch(),
-        loss_type="grpo",
-        importance_sampling_level="sequence",
-        epsilon=3e-4,
-        epsilon_high=4e-4,
-    )
-    assert out.metrics["clip/region"].item() == pytest.approx(metrics["clip_ratio/region_mean"])
+def test_sequence_level_clip_fraction_counts_responses_as_the_host_does(parity):
+    flags = CASES["gspo"][1]
+    out, metrics = assert_same(parity, "gspo,conventions=trl", batch(), **flags)
+    pair = {"metric clip/region": (out.metrics["clip/region"], metrics["clip_ratio/region_mean"])}
+    parity.equal("gspo,conventions=trl", words("", flags), rtol=1e-6, atol=1e-12, **pair)
     assert 0 < metrics["clip_ratio/region_mean"] < 1
 
 
-# TRL computes the vLLM weight when it generates; these are its formulas, in NumPy's terms.
-def _vllm_weight(data, mode, low, high):
-    difference = torch.where(data["mask"], data["old_logp"] - data["rollout_logp"], 0.0)
-    ratio = (difference.sum(1, keepdim=True) if mode.startswith("sequence") else difference).exp()
-    if mode.endswith("truncate"):
-        return ratio.clamp(min=low, max=high)
-    outside = (ratio < (low or 0.0)) | (ratio > high)
-    return ratio.masked_fill(outside, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("mode", "low", "high", "fields"),
-    [
-        ("token_truncate", None, 1.2, "correction.cap=1.2"),
-        ("token_truncate", 0.7, 1.2, "correction.cap=1.2,correction.floor=0.7"),
-        ("token_mask", 0.7, 1.2, "correction.low=0.7,correction.high=1.2"),
-        ("sequence_truncate", None, 1.2, "correction.cap=1.2"),
-        ("sequence_mask", None, 3.0, "correction.low=none,correction.high=3.0"),
-        ("sequence_mask", 0.5, 2.0, "correction.low=0.5,correction.high=2.0"),
-    ],
-)
-def test_rollout_correction_equals_the_host(mode, low, high, fields):
-    data = batch(5)
-    data["importance_sampling_ratio"] = _vllm_weight(data, mode, low, high)
-    assert_same(
-        f"grpo,conventions=trl,correction={mode},{fields}",
-        data,
-        loss_type="grpo",
-        beta=0.04,
-        vllm_importance_sampling_mode=mode,
-        vllm_importance_sampling_clip_min=low,
-        vllm_importance_sampling_clip_max=high,
-    )
-
-
-def test_tool_tokens_leave_the_loss_as_in_the_host():
+def test_tool_tokens_leave_the_loss_as_in_the_host(parity):
     data = batch(7)
     tools = torch.ones_like(data["mask"]).long()
     tools[:, 1] = 0
     completion = data["mask"]
     data |= {"tool_mask": tools, "num_items": (completion & tools.bool()).sum()}
-    loss, gradient, _ = stock_loss(data, loss_type="dapo", epsilon_high=0.28)
+    flags = dict(loss_type="dapo", epsilon_high=0.28)
+    loss, gradient, _ = stock_loss(data, **flags)
     data["mask"] = completion & tools.bool()
-    out, own = ours("dapo,conventions=trl", data)
-    torch.testing.assert_close(out.loss.detach(), loss, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(own, gradient, rtol=1e-9, atol=1e-12)
+    out, own = own_loss("dapo,conventions=trl", data)
+    pairs = {"loss": (out.loss, loss), "gradient": (own, gradient)}
+    parity.equal("dapo,conventions=trl", f"{words('', flags)}; tool tokens", rtol=1e-9, atol=1e-12, **pairs)
     assert own[:, 1].abs().max() == 0
 
 
@@ -161,6 +117,6 @@ def test_the_hosts_token_mean_is_right_in_aggregate_only():
     rows = [{key: value[i : i + 1] for key, value in data.items()} | {"num_items": torch.tensor(12)} for i in (0, 1)]
     for row, tokens in zip(rows, (2, 10), strict=True):
         loss, gradient, _ = stock_loss(row, accumulation=1, steps=2, loss_type="dapo", epsilon_high=0.28)
-        out, own = ours("dapo,conventions=trl", row)
+        out, own = own_loss("dapo,conventions=trl", row)
         torch.testing.assert_close(out.loss.detach() * tokens, loss * 6, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(own * tokens, gradient * 6, rtol=1e-9, atol=1e-12)

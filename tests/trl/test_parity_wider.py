@@ -1,38 +1,23 @@
 """The wider family against TRL 1.16's own losses, and where the two disagree, both numbers."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from trl import GRPOTrainer
+from parity import words
+from trl import GRPOTrainer, RLOOTrainer
 from trl.experimental.gmpo import GMPOTrainer
-from trl_stock_loss import batch, stock_loss, stub
-
-import grpo_variants as gv
+from trl_stock_loss import batch, own_loss, stock_inputs, stock_loss, stub
 
 
 def ours(spec, data):
-    logp = data["logp"].clone().requires_grad_(True)
-    names = ("mask", "advantages", "old_logp", "ref_logp", "rollout_logp", "entropy")
-    loss = gv.policy_loss(spec, gv.Tokens(logp=logp, **{name: data[name] for name in names})).loss
-    return loss.detach(), torch.autograd.grad(loss, logp)[0]
+    out, gradient = own_loss(spec, data)
+    return out.loss.detach(), gradient
 
 
-def assert_same(spec, data, loss, gradient):
+def assert_same(parity, spec, builtin, data, loss, gradient):
     own, slope = ours(spec, data)
-    torch.testing.assert_close(own, loss, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(slope, gradient, rtol=1e-9, atol=1e-12)
+    pairs = {"loss": (own, loss), "gradient": (slope, gradient)}
+    parity.equal(spec, builtin, rtol=1e-9, atol=1e-12, **pairs)
     assert gradient.abs().max() > 1e-3, "the case is degenerate: nothing was compared"
-
-
-def vllm_weight(data, mode, low, high):
-    """TRL's weight at the import of rollouts: of the tokens or of the whole response, cut or zeroed."""
-    log_weight = (data["old_logp"] - data["rollout_logp"]) * data["mask"]
-    weight = (log_weight.sum(-1, keepdim=True) if mode.startswith("sequence") else log_weight).exp()
-    if mode.endswith("truncate"):
-        return weight.clamp(max=high)
-    outside = weight > high if low is None else (weight < low) | (weight > high)
-    return weight.masked_fill(outside, 0.0)
 
 
 CASES = {
@@ -85,59 +70,42 @@ def gamma_weights(monkeypatch):
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("spec", CASES)
-def test_loss_and_gradient_equal_the_host(spec, seed, gamma_weights):
+def test_loss_and_gradient_equal_the_host(parity, spec, seed, gamma_weights):
     data = batch(seed, spread=0.2 if "vespo" in spec else 0.4)
     if "luspo" in spec:  # its clip range is narrow: some ratios inside it, some outside
         data["old_logp"] = data["logp"] + (data["old_logp"] - data["logp"]) * 0.01
     loss, gradient, _ = stock_loss(data, **CASES[spec])
-    assert_same(f"{spec},{CONVENTIONS.get(spec, 'conventions=trl')}", data, loss, gradient)
+    spec, builtin = f"{spec},{CONVENTIONS.get(spec, 'conventions=trl')}", words("", CASES[spec])
+    assert_same(parity, spec, builtin, data, loss, gradient)
 
 
-@pytest.mark.parametrize(
-    ("spec", "mode", "low", "high", "loss_type"),
-    [
-        ("tis", "token_truncate", None, 2.0, "dapo"),
-        ("seq_mis", "sequence_mask", None, 3.0, "dapo"),
-        ("icepop", "token_mask", 0.5, 5.0, "grpo"),
-    ],
-)
-def test_rollout_corrections_equal_the_host(spec, mode, low, high, loss_type):
-    data = batch(3, spread=0.8)
-    data["importance_sampling_ratio"] = vllm_weight(data, mode, low, high)
-    assert (data["importance_sampling_ratio"] == 0).any() or mode.endswith("truncate")
-    loss, gradient, _ = stock_loss(
-        data,
-        loss_type=loss_type,
-        epsilon_high=0.28 if loss_type == "dapo" else None,
-        vllm_importance_sampling_mode=mode,
-        vllm_importance_sampling_clip_min=low,
-        vllm_importance_sampling_clip_max=high,
-    )
-    assert_same(f"{spec},conventions=trl", data, loss, gradient)
-
-
-def gmpo_loss(data, beta=0.0):
+def gmpo_loss(data, **flags):
     """TRL's experimental GMPO trainer's loss on a stub."""
     logp = data["logp"].clone().requires_grad_(True)
-    trainer = stub(logp, data["entropy"], loss_type="grpo", beta=beta, epsilon=0.4)
-    mask, rows = data["mask"].long(), len(data["mask"])
-    inputs = {
-        "prompt_ids": torch.zeros(rows, 1, dtype=torch.long),
-        "prompt_mask": torch.ones(rows, 1, dtype=torch.long),
-        "completion_ids": torch.zeros_like(mask),
-        "completion_mask": mask,
-        "advantages": data["advantages"],
-        "old_per_token_logps": data["old_logp"],
-        "ref_per_token_logps": data["ref_logp"],
-    }
-    loss = GMPOTrainer._compute_loss(SimpleNamespace(**vars(trainer)), None, inputs)
+    trainer = stub(logp, data["entropy"], loss_type="grpo", epsilon=0.4, **flags)
+    loss = GMPOTrainer._compute_loss(trainer, None, stock_inputs(data))
     return loss.detach(), torch.autograd.grad(loss, logp)[0]
 
 
 @pytest.mark.parametrize(("beta", "options"), [(0.0, ""), (0.1, ",kl=k3,kl.beta=0.1,kl.weighted=none")])
-def test_gmpo_equals_the_hosts_trainer(beta, options):
+def test_gmpo_equals_the_hosts_trainer(parity, beta, options):
     data = batch(2)
-    assert_same(f"gmpo,conventions=trl{options}", data, *gmpo_loss(data, beta))
+    builtin = words("experimental GMPOTrainer", {"beta": beta} if beta else {})
+    assert_same(parity, f"gmpo,conventions=trl{options}", builtin, data, *gmpo_loss(data, beta=beta))
+
+
+def test_the_hosts_gmpo_drops_tokens_from_the_geometric_mean(parity):
+    """Two tokens of log ratio 0.2 and -0.2, A = 1, the first kept: e^0.2 in TRL; here half of a mean of e^0."""
+    data = two_tokens(0.2, -0.2) | {"entropy": torch.tensor([[2.0, 1.0]])}
+    spec = "gmpo,tokens=top_entropy,tokens.fraction=0.5"
+    parity.differs(
+        spec,
+        "experimental GMPOTrainer, top_entropy_quantile=0.5",
+        "loss of two tokens with log ratios 0.2 and -0.2 of which one is kept, A = 1",
+        here=(ours(spec, data)[0].item(), -0.5),
+        host=(gmpo_loss(data, top_entropy_quantile=0.5)[0].item(), -1.2214027581601699),
+        cause="a dropped token leaves the geometric mean there; here it loses its share of the response's loss",
+    )
 
 
 def one_token(advantage, log_ratio, logp=-1.0):
@@ -153,30 +121,65 @@ def one_token(advantage, log_ratio, logp=-1.0):
     }
 
 
-def test_the_hosts_default_caps_every_weight_of_cispo_at_0_2():
-    """On policy, A = 1: TRL's epsilon_high defaults to epsilon, 0.2, the weight itself: gradient -0.2, not -1."""
+def two_tokens(*log_ratios):
+    """A response of two tokens, A = 1."""
+    data = {name: value.expand(1, 2) for name, value in one_token(1.0, 0.0).items() if value.dim() == 2}
+    data["old_logp"] = data["logp"] - torch.tensor([log_ratios], dtype=torch.float64)
+    return data | {"advantages": torch.ones(1, dtype=torch.float64)}
+
+
+def test_the_hosts_default_caps_every_weight_of_cispo_at_0_2(parity):
     data = one_token(1.0, 0.0)
-    assert stock_loss(data, loss_type="cispo")[1].item() == pytest.approx(-0.2)
-    assert ours("cispo", data)[1].item() == -1
     assert ours("cispo,surrogate.cap=0.2", data)[1].item() == pytest.approx(-0.2)
+    parity.differs(
+        "cispo",
+        "loss_type='cispo'",
+        "gradient on policy, A = 1",
+        here=(ours("cispo", data)[1].item(), -1),
+        host=(stock_loss(data, loss_type="cispo")[1].item(), -0.2),
+        cause="epsilon_high is the cap itself, and epsilon (0.2) where it is not set",
+    )
 
 
-def test_the_host_multiplies_rollout_weights_into_vespos_ratio(gamma_weights):
+def test_the_host_multiplies_rollout_weights_into_vespos_ratio(parity, gamma_weights):
     """One token, ratio 1, weight 0.5, A = 1: TRL's phi is e^3 0.25 e^-1.5 = 1.1204, here 0.5 phi(1) = 0.5."""
     data = one_token(1.0, 0.0)
     data["importance_sampling_ratio"] = torch.full((1, 1), 0.5, dtype=torch.float64)
     flags = dict(vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=2.0)
     gradient = stock_loss(data, loss_type="vespo", **flags)[1]
-    assert gradient.item() == pytest.approx(-1.1204222675845161)
     data["rollout_logp"] = data["old_logp"] + 0.6931471805599453
-    assert ours("vespo,correction=token_truncate", data)[1].item() == pytest.approx(-0.5)
+    parity.differs(
+        "vespo,correction=token_truncate",
+        words("", {"loss_type": "vespo", **flags}),
+        "gradient at ratio 1, rollout weight 0.5, A = 1",
+        here=(ours("vespo,correction=token_truncate", data)[1].item(), -0.5),
+        host=(gradient.item(), -1.1204222675845161),
+        cause="the weight is part of the ratio there, and a factor of the loss here",
+    )
 
 
-def test_luspo_at_token_level_is_not_luspo_in_the_host():
-    """TRL's default level is token: a sum over tokens of PPO's clip; luspo here has the response's ratio."""
-    data = batch(4)
-    data["old_logp"] = data["logp"] + (data["old_logp"] - data["logp"]) * 0.01
-    token = stock_loss(data, loss_type="luspo", epsilon=2e-3, epsilon_high=2.5e-3)[0]
-    assert_close = torch.testing.assert_close
-    assert_close(ours("luspo,ratio=token,conventions=trl", data)[0], token, rtol=1e-9, atol=1e-12)
-    assert abs(token - ours("luspo,conventions=trl", data)[0]) > 1e-5
+def test_luspo_at_token_level_is_not_luspo_in_the_host(parity):
+    """Ratios e^0.5 and e^-0.5 of two tokens, A = 1: clipped 1.0025 and 0.6065 a token, or twice the response's 1."""
+    flags = dict(loss_type="luspo", epsilon=2e-3, epsilon_high=2.5e-3)
+    data = two_tokens(0.5, -0.5)
+    loss, gradient, _ = stock_loss(data, **flags)
+    assert_same(parity, "luspo,ratio=token,conventions=trl", words("", flags), data, loss, gradient)
+    parity.differs(
+        "luspo",
+        words("", flags),
+        "loss of two tokens with ratios e^0.5 and e^-0.5, A = 1",
+        here=(ours("luspo", data)[0].item(), -2),
+        host=(loss.item(), -1.0025 - 0.6065306597126334),
+        cause="the level is token unless importance_sampling_level='sequence' is set",
+    )
+
+
+def test_the_loss_of_the_hosts_rloo_trainer(parity):
+    """It clips the product of the ratios, one a response."""
+    data = batch(6, spread=0.2)
+    logp = data["logp"].clone().requires_grad_(True)
+    inputs = {**stock_inputs(data), "old_logps": (data["old_logp"] * data["mask"]).sum(1)}
+    loss = RLOOTrainer._compute_loss(stub(logp, data["entropy"]), None, inputs)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    spec = "rloo,ratio=sequence_product,surrogate=clip,aggregation=sequence_mean,conventions=trl"
+    assert_same(parity, spec, "RLOOTrainer, beta=0", data, loss.detach(), gradient)

@@ -6,7 +6,9 @@ import pytest
 import tiny_model
 import torch
 from grpo_variants_trl.trainer import STATE_FILE
+from parity import words
 from torch.testing import assert_close
+from trl import RLOOConfig, RLOOTrainer
 from trl_rewards import MISSING, MIXED, SEVERAL, given, own, rollouts, stock
 from trl_runs import make
 
@@ -17,10 +19,11 @@ TABLES = {"one reward": MIXED, "two rewards": SEVERAL, "missing rewards": MISSIN
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 @pytest.mark.parametrize("spec", ["gdpo,conventions=trl", "grpo,kl=none,credit=decoupled,conventions=trl"])
-def test_gdpo_equals_normalize_then_sum(tmp_path, spec, table):
-    weights = [2.0, -0.5][: len(table[0])]
-    host = stock(tmp_path, table, multi_objective_aggregation="normalize_then_sum", reward_weights=weights)
-    assert_close(own(tmp_path, spec, table, reward_weights=weights), host, rtol=1e-4, atol=1e-4)
+def test_gdpo_equals_normalize_then_sum(parity, tmp_path, spec, table):
+    weights, flags = [2.0, -0.5][: len(table[0])], {"multi_objective_aggregation": "normalize_then_sum"}
+    host = stock(tmp_path, table, reward_weights=weights, **flags)
+    mine = own(tmp_path, spec, table, reward_weights=weights)
+    parity.equal(spec, words("", flags), rtol=1e-4, atol=1e-4, advantages=(mine, host))
     assert host.abs().max() > 0.5
 
 
@@ -31,10 +34,47 @@ def test_the_flag_turns_a_variant_into_gdpo(tmp_path):
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_lite_ppo_equals_scale_rewards_batch(tmp_path, table):
+def test_lite_ppo_equals_scale_rewards_batch(parity, tmp_path, table):
     host = stock(tmp_path, table, scale_rewards="batch")
-    assert_close(own(tmp_path, "lite_ppo,conventions=trl", table), host, rtol=1e-5, atol=1e-5)
+    pair = (own(tmp_path, "lite_ppo,conventions=trl", table), host)
+    parity.equal("lite_ppo,conventions=trl", "scale_rewards='batch'", rtol=1e-5, atol=1e-5, advantages=pair)
     assert host.abs().max() > 0.4
+
+
+def test_normalize_then_sum_ignores_scale_rewards_in_the_host(parity, tmp_path):
+    """Two functions, (1, 0, 0, 0) and (0, 10, 0, 0), in four groups alike.
+
+    Normalised, each gives 1.5 and -0.5: sums of 1, 1, -1, -1 and a deviation of sqrt(16/15). Centred only: -1.75,
+    7.25, -2.75, -2.75 and a deviation of sqrt(4 * 70.75/15).
+    """
+    table = [[1, 0], [0, 10], [0, 0], [0, 0]] * 4
+    flags = {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"}
+    spec = "gdpo,scale=none,kl=none,conventions=trl"
+    parity.differs(
+        spec,
+        words("", flags),
+        "advantages of rewards (1, 0) and (0, 10) beside two of (0, 0)",
+        here=(own(tmp_path, spec, table)[:2].tolist(), [-0.4029, 1.6691]),
+        host=(stock(tmp_path, table, **flags)[:2].tolist(), [0.9682, 0.9682]),
+        cause="scale_rewards is not read there",
+        rel=1e-3,
+    )
+
+
+class _RLOOConfig(RLOOConfig):
+    """Without the field that RLOO has no use for."""
+
+    def __init__(self, *args, loss_type=None, **flags):
+        super().__init__(*args, **flags)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_rloo_equals_the_hosts_trainer(parity, tmp_path, table):
+    flags = {"normalize_advantages": False, "beta": 0.0}
+    _, out = rollouts(tmp_path, None, RLOOTrainer, _RLOOConfig, rewards=given(table), **flags)
+    pair = (own(tmp_path, "rloo", table), out["advantages"])
+    parity.equal("rloo", words("RLOOTrainer", flags), rtol=1e-5, atol=1e-5, advantages=pair)
+    assert out["advantages"].abs().max() > 0.4
 
 
 def test_the_shortest_responses_are_learnt_from(tmp_path):
