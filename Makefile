@@ -15,7 +15,7 @@ LOGS := build/tests
 PIP := bin/python -m pip install -qq --no-compile --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-verl test test-slow lint environments clean
+.PHONY: help quickstart quickstart-verl test test-slow parity lint environments clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,11 @@ wait $$verl || status=$$?; \
 cat $(LOGS)/verl.log; tail -qn 1 $(LOGS)/trl.log $(LOGS)/verl.log; \
 exit $$status
 endef
+
+parity: environments ## Compare with both hosts' built-ins, and write docs/parity.md from what the tests find
+	$(VERL)/bin/python -m pytest tests/verl --write-parity
+	$(TRL)/bin/python -m pytest tests/trl --write-parity
+	$(TRL)/bin/python -m grpo_variants.docs_pages
 
 lint: $(TRL)/.installed-test ## Format, lint and type checks
 	$(TRL)/bin/ruff format --check .

@@ -7,12 +7,14 @@ table with a pair of comments, `<!-- begin axes -->` and `<!-- end axes -->`; `B
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 
+from grpo_variants import docs_parity
 from grpo_variants.catalogue import CATALOGUE
 from grpo_variants.conventions import CONVENTIONS
+from grpo_variants.markdown import table
 from grpo_variants.options import resolved_values
 from grpo_variants.variant import AXES, UNCONFIRMED, Reference, Variant
 
@@ -40,7 +42,7 @@ def page(variant: Variant) -> str:
         *_random(variant),
         f"## Against {COMPARED_WITH}\n\n{_difference(variant)}",
         f"## Axes\n\n{_values_table(variant)}",
-        f"## Hosts\n\n{_table(('host', 'verdict'), ((HOSTS[host], verdict) for host, verdict in variant.hosts))}",
+        f"## Hosts\n\n{table(('host', 'verdict'), ((HOSTS[host], verdict) for host, verdict in variant.hosts))}",
         "## References\n\n" + "\n".join(f"* {_link(reference)}" for reference in variant.references),
     )
     return "\n\n".join(sections) + "\n"
@@ -61,7 +63,9 @@ def generated(root: Path) -> dict[Path, str]:
     """Every file that is written, wholly or in part, below the root of the project: path -> text."""
     folder = root / "docs" / "variants"
     texts = {folder / f"{variant.name}.md": page(variant) for variant in CATALOGUE} | {folder / "index.md": index()}
-    by_hand = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    parity = root / "docs" / "parity.md"
+    texts[parity] = docs_parity.page(root / "docs" / "parity", COMMAND)
+    by_hand = [root / "README.md", *(path for path in sorted((root / "docs").glob("*.md")) if path != parity)]
     return texts | {path: fill(path.read_text("utf-8"), path.name) for path in by_hand if path.exists()}
 
 
@@ -148,7 +152,7 @@ def _values_table(variant: Variant) -> str:
     for axis, entry in AXES.items():
         own = (f"{key.removeprefix(axis + '.')}={_text(v)}" for key, v in values.items() if key.startswith(f"{axis}."))
         rows.append((axis, ", ".join(entry.ends), f"`{values[axis]}`", ", ".join(f"`{field}`" for field in own)))
-    return _table(("axis", "acts on", "choice", "fields"), rows)
+    return table(("axis", "acts on", "choice", "fields"), rows)
 
 
 def _variants_table(where: str) -> str:
@@ -163,7 +167,7 @@ def _variants_table(where: str) -> str:
         for variant in CATALOGUE
     }
     head = ("variant", "what it is", "defined in")
-    main, contrib = (_table(head, (row for v, row in rows.items() if v.contrib is kind)) for kind in (False, True))
+    main, contrib = (table(head, (row for v, row in rows.items() if v.contrib is kind)) for kind in (False, True))
     return f"{main}\n\nIn `contrib`: {UNCONFIRMED}; the page says which.\n\n{contrib}"
 
 
@@ -172,7 +176,7 @@ def _axes_table(where: str) -> str:
         (axis, ", ".join(entry.ends), " · ".join(f"`{_choice(word, part)}`" for word, part in entry.choices.items()))
         for axis, entry in AXES.items()
     )
-    return _table(("axis", "acts on", "choices, with fields and defaults"), rows)
+    return table(("axis", "acts on", "choices, with fields and defaults"), rows)
 
 
 def _choice(word: str, part: type | str | None) -> str:
@@ -195,7 +199,7 @@ def _conventions_table(where: str) -> str:
         for name, entries in CONVENTIONS.items()
         for entry in entries
     )
-    return _table(("conventions", "axis", "choice", "under ratio", "sets"), rows)
+    return table(("conventions", "axis", "choice", "under ratio", "sets"), rows)
 
 
 BLOCKS: Mapping[str, Callable[[str], str]] = {
@@ -203,12 +207,6 @@ BLOCKS: Mapping[str, Callable[[str], str]] = {
     "axes": _axes_table,
     "conventions": _conventions_table,
 }
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = tuple(head)
-    lines = (head, ("---",) * len(head), *rows)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def _link(reference: Reference) -> str:

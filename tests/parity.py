@@ -59,6 +59,10 @@ class Recorder:
         numbers = {"here": _text(here[1]), "host": _text(host[1])}
         self._add(spec, builtin, what, {"verdict": "differs", **numbers, "cause": cause}, {})
 
+    def missing(self, builtin, cause):
+        """Keep a built-in that has no counterpart here, and why; the test asserts that the package says so."""
+        self._add("", builtin, "", {"verdict": "missing", "cause": cause}, {})
+
     def _add(self, spec, builtin, quantity, row, measured):
         key = (str(spec), builtin or "", quantity)
         old = self._rows.setdefault(key, {**row, **measured, "tests": []})
@@ -73,10 +77,10 @@ def _plain(value):
 
 
 def _text(value):
-    """A number as it is read: four significant digits."""
+    """A number as it is read: five significant digits."""
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_text, value))
-    return f"{value:.4g}" if math.isfinite(value) else str(value)
+    return f"{value:.5g}" if math.isfinite(value) else str(value)
 
 
 @pytest.fixture
@@ -158,7 +162,9 @@ def _key(row):
 
 def _verdict(row):
     """All of a row but its key, how far the two were apart, and who compares."""
-    return {name: value for name, value in row.items() if name not in ("spec", "builtin", "quantity", "tests", *MEASURED)}
+    return {
+        name: value for name, value in row.items() if name not in ("spec", "builtin", "quantity", "tests", *MEASURED)
+    }
 
 
 def _name(key):

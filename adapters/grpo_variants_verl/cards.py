@@ -65,7 +65,7 @@ def _rule(run: Run) -> Variant:
     if run.estimator is not None:
         return run.estimator.variant
     variant = get(native.ESTIMATORS.get(run.own_estimator, "reinforce"))
-    if run.own_estimator == "grpo" and run.get("algorithm.norm_adv_by_std_in_grpo") is False:
+    if run.own_estimator in native.SCALED_BY_FLAG and run.get("algorithm.norm_adv_by_std_in_grpo") is False:
         return configure(variant, {"scale": "none"})
     return variant
 
@@ -73,15 +73,8 @@ def _rule(run: Run) -> Variant:
 def _objective(run: Run) -> Variant:
     if run.loss is not None:
         return run.loss.variant
-    variant = get(native.LOSSES.get(run.own_loss, "reinforce"))
-    both = run.get(f"{words.ACTOR}.clip_ratio")
-    clip = {field: run.get(f"{words.ACTOR}.clip_ratio_{field}") for field in ("low", "high")}
-    fields = {field: both if value is None else value for field, value in clip.items()}
-    if getattr(variant.surrogate, "dual", None) is not None:
-        fields["dual"] = run.get(f"{words.ACTOR}.clip_ratio_c")
-    known = {f"surrogate.{field}": float(v) for field, v in fields.items() if hasattr(variant.surrogate, field)}
-    aggregation = words.read_aggregation(run.get) or variant.aggregation
-    return configure(replace(variant, aggregation=aggregation), known)
+    described = native.loss(run.own_loss, run.get)
+    return get("reinforce") if described is None else native.objective(described, run.get)
 
 
 def _host_parts(run: Run, objective: Variant) -> dict[str, Any]:
@@ -139,13 +132,22 @@ def _effective(run: Run, variant: Variant) -> Iterator[tuple[str, Any]]:
         yield "entropy_coef", float(entropy)
 
 
+def _native_notes(run: Run) -> Iterator[str]:
+    described = native.loss(run.own_loss, run.get)
+    if described is None:
+        yield f"The policy loss is verl's own {run.own_loss}, which this card does not describe."
+        return
+    if described.note is not None:
+        yield described.note
+    if described.aggregation is None and words.read_aggregation(run.get) is None:
+        yield f"verl aggregates by {run.get(words.AGGREGATION)}, which this card does not describe."
+
+
 def _notes(run: Run) -> Iterator[str]:
     if run.estimator is None and run.own_estimator not in native.ESTIMATORS:
         yield f"Advantages are verl's own {run.own_estimator}, which this card does not describe."
-    if run.loss is None and run.own_loss not in native.LOSSES:
-        yield f"The policy loss is verl's own {run.own_loss}, which this card does not describe."
-    if run.loss is None and words.read_aggregation(run.get) is None:
-        yield f"verl aggregates by {run.get(words.AGGREGATION)}, which this card does not describe."
+    if run.loss is None:
+        yield from _native_notes(run)
     if run.estimator is not None and run.loss is not None and run.own_estimator != run.own_loss:
         yield f"Advantages are those of {run.own_estimator}."
     if words.read_kl_in_loss(run.get) and words.read_kl_in_reward(run.get):

@@ -81,7 +81,9 @@ def test_weights_loss_and_gradient_equal_the_host(parity, rollouts, spec):
     flags |= {f"vllm_importance_sampling_{name}": value for name, value in bounds.items() if value is not None}
     loss, gradient, _ = stock_loss(data, **flags)
     out, own = own_loss(f"{spec},conventions=trl", data)
-    x = gv.Tokens(logp=data["logp"], **{name: data[name] for name in ("mask", "advantages", "old_logp", "rollout_logp")})
+    x = gv.Tokens(
+        logp=data["logp"], **{name: data[name] for name in ("mask", "advantages", "old_logp", "rollout_logp")}
+    )
     weights = [w.expand_as(x.logp)[x.mask] for w in (gv.correction_weights(spec, x), data["importance_sampling_ratio"])]
     # TRL's weights are float32.
     pairs = {"weights": weights, "loss": (out.loss, loss), "gradient": (own, gradient)}

@@ -5,6 +5,7 @@ import pytest
 import torch
 from grpo_variants_verl import native
 from omegaconf import OmegaConf
+from parity import words
 from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 
@@ -59,72 +60,100 @@ def ours(name, **options):
     return f"gv_{base}", algorithm(grpo_variants={"options": rest}, **options)
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "rloo_vectorized", "reinforce_plus_plus", "opo"])
-def test_equals_the_hosts_own_estimator(name):
+@pytest.mark.parametrize("name", ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "reinforce_plus_plus", "opo"])
+def test_equals_the_hosts_own_estimator(parity, name):
     rewards = at_last_action(OUTCOMES, HOLES)
     mine, config = ours(name)
-    assert_close(estimate(mine, rewards, config=config)[0], host(name, rewards)[0], atol=2e-6, rtol=2e-6)
+    pair = (estimate(mine, rewards, config=config)[0], host(name, rewards)[0])
+    parity.equal(native.ESTIMATORS[name], f"estimator {name}", atol=2e-6, rtol=2e-6, advantages=pair)
 
 
-def test_reinforce_pp_baseline_equals_the_host():
+def test_dr_grpo_equals_grpo_without_the_deviation(parity):
+    rewards = at_last_action(OUTCOMES, HOLES)
+    config = algorithm(grpo_variants={"options": "conventions=verl"})
+    flag = {"norm_adv_by_std_in_grpo": False}
+    wanted = core_algos.get_adv_estimator_fn("grpo")(rewards.clone(), HOLES, UIDS, **flag)[0]
+    pair = (estimate("gv_dr_grpo", rewards, config=config)[0], wanted)
+    parity.equal("dr_grpo,conventions=verl", words("estimator grpo", flag), atol=2e-6, rtol=2e-6, advantages=pair)
+
+
+def test_reinforce_pp_baseline_equals_the_host(parity):
     """Its singleton keeps the raw reward in verl, as under singleton=raw."""
     rewards = at_last_action(OUTCOMES, HOLES)
     mine, config = ours("reinforce_plus_plus_baseline")
     wanted = host("reinforce_plus_plus_baseline", rewards)[0]
-    assert_close(estimate(mine, rewards, config=config)[0], wanted, atol=2e-6, rtol=2e-6)
+    pair = (estimate(mine, rewards, config=config)[0], wanted)
+    spec, builtin = native.ESTIMATORS["reinforce_plus_plus_baseline"], "estimator reinforce_plus_plus_baseline"
+    parity.equal(spec, builtin, atol=2e-6, rtol=2e-6, advantages=pair)
 
 
-def test_remax_equals_the_host_given_its_greedy_rewards():
+def test_remax_equals_the_host_given_its_greedy_rewards(parity):
     rewards = at_last_action(OUTCOMES, HOLES)
     greedy = torch.tensor([0.5, 0.25, 0.5, 0.25, 0.5, 1.0, 0.25])
     mine, config = ours("remax")
     wanted = host("remax", rewards, reward_baselines=greedy)[0]
     found = estimate(mine, rewards, config=config, reward_baselines=greedy)[0]
-    assert_close(found, wanted * HOLES)
+    parity.equal(
+        native.ESTIMATORS["remax"], "estimator remax", atol=1e-6, rtol=1e-6, advantages=(found, wanted * HOLES)
+    )
     assert wanted[0, 2] == 1.0, "verl leaves the return in the holes of the mask, where its loss does not look"
 
 
-def test_grpo_vectorized_equals_the_host_outside_singletons():
-    """verl's two versions differ on a group of one: raw reward against 0."""
-    rewards, several = at_last_action(OUTCOMES, HOLES), torch.tensor(UIDS != "c")
-    mine, config = ours("grpo_vectorized")
-    wanted = host("grpo_vectorized", rewards)[0]
-    assert_close(estimate(mine, rewards, config=config)[0][several], wanted[several], atol=2e-6, rtol=2e-6)
-
-
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.5])
-def test_reinforce_pp_discounts_and_returns_as_the_host_does(gamma):
+def test_reinforce_pp_discounts_and_returns_as_the_host_does(parity, gamma):
     """Token rewards on valid tokens; a hole is not discounted (verl carries the return through)."""
     torch.manual_seed(3)
     rewards = torch.randn(HOLES.shape) * HOLES
     mine, config = ours("reinforce_plus_plus", gamma=gamma)
     advantages, returns = estimate(mine, rewards, config=config)
     wanted, wanted_returns = host("reinforce_plus_plus", rewards, config=algorithm(gamma=gamma))
-    assert_close(advantages, wanted, atol=3e-6, rtol=3e-6)
-    assert_close(returns, wanted_returns)
+    pairs = {"advantages": (advantages, wanted), "returns": (returns, wanted_returns)}
+    builtin = words("estimator reinforce_plus_plus", {"gamma": gamma})
+    parity.equal(
+        f"{native.ESTIMATORS['reinforce_plus_plus']},credit.gamma={gamma}", builtin, atol=3e-6, rtol=3e-6, **pairs
+    )
 
 
-def test_eight_rewards_of_seven_tenths_are_zero_here_and_not_in_the_host():
+def test_eight_rewards_of_seven_tenths_are_zero_here_and_not_in_the_host(parity):
     """Float32 sums leave mean(0.7 x 8) below 0.7; verl divides that residue by 0 + 1e-6."""
-    mask, uids = torch.ones(8, 2, dtype=torch.long), np.array(["a"] * 8, dtype=object)
-    rewards = at_last_action(torch.full((8,), 0.7), mask)
-    mine, config = ours("grpo")
-    assert estimate(mine, rewards, mask, uids, config=config)[0].abs().max() == 0
-    assert_close(host("grpo", rewards, mask, uids)[0], torch.full((8, 2), 0.0560), atol=5e-5, rtol=0)
+    mask, uids = torch.ones(8, 1, dtype=torch.long), np.array(["a"] * 8, dtype=object)
+    rewards = torch.full((8, 1), 0.7)
+    for name in ("grpo", "grpo_vectorized"):
+        mine, config = ours(name)
+        parity.differs(
+            native.ESTIMATORS[name],
+            f"estimator {name}",
+            "advantage of eight rewards of 0.7",
+            here=(estimate(mine, rewards, mask, uids, config=config)[0].abs().max().item(), 0),
+            host=(host(name, rewards, mask, uids)[0][0].item(), 0.0560),
+            cause="the float32 mean is off by a unit in the last place, and 1e-6 divides it",
+            rel=1e-3,
+        )
 
 
-@pytest.mark.parametrize(
-    ("name", "in_host", "as_in_host"),
-    [("grpo", 0.7 / (1 + 1e-6), 0.7), ("rloo", 0.7, 0.7), ("rloo_vectorized", 0.0, 0.0)],
-)
-def test_singletons(name, in_host, as_in_host):
-    """verl's loops keep the raw reward of a group of one; its vectorised rloo gives 0, as the paper's numerics do."""
+@pytest.mark.parametrize("name", ["grpo", "grpo_vectorized", "rloo", "opo"])
+def test_a_group_of_one_keeps_its_raw_reward_in_the_host(parity, name):
     mask, uids = torch.ones(1, 2, dtype=torch.long), np.array(["a"], dtype=object)
     rewards = at_last_action(torch.tensor([0.7]), mask)
     mine, config = ours(name)
-    assert host(name, rewards, mask, uids)[0][0, 0].item() == pytest.approx(in_host, abs=1e-7)
-    assert estimate(mine, rewards, mask, uids, config=config)[0][0, 0].item() == pytest.approx(as_in_host, abs=1e-6)
-    assert estimate(mine, rewards, mask, uids)[0][0, 0].item() == 0
+    found = host(name, rewards, mask, uids)[0][0, 0].item()
+    assert estimate(mine, rewards, mask, uids, config=config)[0][0, 0].item() == pytest.approx(found, abs=1e-6)
+    parity.differs(
+        native.ESTIMATORS[name].partition(",")[0],
+        f"estimator {name}",
+        "advantage of a group of one, reward 0.7",
+        here=(estimate(mine, rewards, mask, uids)[0][0, 0].item(), 0),
+        host=(found, 0.7),
+        cause="its baseline is 0; singleton=raw, part of conventions=verl, is the same",
+    )
+
+
+def test_a_group_of_one_is_0_in_rloo_vectorized():
+    mask, uids = torch.ones(1, 2, dtype=torch.long), np.array(["a"], dtype=object)
+    rewards = at_last_action(torch.tensor([0.7]), mask)
+    mine, config = ours("rloo_vectorized")
+    assert host("rloo_vectorized", rewards, mask, uids)[0].abs().max() == 0
+    assert estimate(mine, rewards, mask, uids, config=config)[0].abs().max() == 0
 
 
 def test_padding_rows_of_the_v1_trainer_change_nothing():

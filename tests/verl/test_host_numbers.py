@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.testing import assert_close
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import FSDPActorConfig
+
+import grpo_variants as gv
 
 STEP = {"dp_size": 1, "batch_num_tokens": 1, "global_batch_size": 1}
 
@@ -35,11 +36,6 @@ def loss(name, advantage, log_ratio, mask, step=STEP, mode="token-mean", **field
     return found.item(), logp.grad
 
 
-@pytest.mark.parametrize("name", ["grpo", "grpo_vectorized"])
-def test_equal_rewards_of_seven_tenths(name):
-    assert estimate(name, [0.7] * 8, ["a"] * 8) == pytest.approx([0.0560] * 8, abs=5e-5)
-
-
 def test_two_of_eight_right():
     found = estimate("grpo", [1.0, 0, 0, 0, 1, 0, 0, 0], ["a"] * 8)
     assert found[:2] == pytest.approx([1.6202, -0.5401], abs=5e-5)
@@ -49,50 +45,94 @@ def test_nearly_equal_rewards():
     assert estimate("grpo", [1.0, 1.00001], ["a", "a"]) == pytest.approx([-0.6196, 0.6196], abs=5e-5)
 
 
-@pytest.mark.parametrize(("name", "value"), [("grpo", 0.7), ("rloo", 0.7), ("opo", 0.7), ("rloo_vectorized", 0.0)])
-def test_a_group_of_one(name, value):
-    assert estimate(name, [0.7], ["a"]) == pytest.approx([value], abs=1e-6)
+def here(spec, advantage, log_ratio, mask, counts=None):
+    """The package's loss and gradient on the same tokens."""
+    logp = torch.tensor(log_ratio).requires_grad_()
+    mask = torch.tensor(mask, dtype=torch.bool)
+    x = gv.Tokens(logp=logp, mask=mask, advantages=torch.full((len(mask),), advantage), old_logp=torch.zeros_like(logp))
+    found = gv.policy_loss(spec, x, counts).loss
+    found.backward()
+    return found.item(), logp.grad
 
 
-def test_dual_clip_is_always_on():
+def test_dual_clip_is_always_on(parity):
     """A = -1, ratio 5: the loss stops at 3 and has no gradient."""
     value, gradient = loss("vanilla", -1.0, [[math.log(5)]], [[1]])
-    assert value == pytest.approx(3)
-    assert gradient.item() == 0
+    own, slope = here("grpo,kl=none", -1.0, [[math.log(5)]], [[1]])
+    parity.differs(
+        "grpo,kl=none",
+        "loss vanilla",
+        "loss and gradient at ratio 5, A = -1",
+        here=([own, slope.item()], [5, 5]),
+        host=([value, gradient.item()], [3, 0]),
+        cause="dual clip at clip_ratio_c=3 is always on; surrogate.dual=3 is the same",
+    )
 
 
 @pytest.mark.parametrize("mode", ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
-def test_nan_under_the_mask_reaches_the_loss(mode):
-    assert math.isnan(loss("vanilla", 1.0, [[0.0, math.nan]], [[1, 0]], mode=mode)[0])
+def test_nan_under_the_mask_reaches_the_loss(parity, mode):
+    nan = [[0.0, math.nan]]
+    parity.differs(
+        "grpo,kl=none",
+        f"loss vanilla, loss_agg_mode={mode!r}",
+        "loss of A = 1 with a NaN under the mask",
+        here=(here("grpo,kl=none", 1.0, nan, [[1, 0]])[0], -1),
+        host=(loss("vanilla", 1.0, nan, [[1, 0]], mode=mode)[0], math.nan),
+        cause="the mask is a factor: NaN times 0; token-mean and token-sum select",
+    )
 
 
 def test_nan_under_the_mask_does_not_reach_a_token_mean():
     assert loss("vanilla", 1.0, [[0.0, math.nan]], [[1, 0]])[0] == pytest.approx(-1)
 
 
-@pytest.mark.parametrize("u", [3.0, 100.0])
-def test_k3_is_clamped_at_ten(u):
+@pytest.mark.parametrize(("u", "number"), [(3.0, math.exp(3) - 4), (100.0, math.exp(20) - 21)])
+def test_k3_is_clamped_at_ten(parity, u, number):
     """exp(3) - 3 - 1 = 16.0855 with gradient -19.0855; verl gives 10 and 0."""
-    logp = torch.zeros(1, requires_grad=True)
-    value = core_algos.kl_penalty(logp, torch.tensor([u]), "k3")
+    logp = torch.zeros(1, 1, requires_grad=True)
+    value = core_algos.kl_penalty(logp, torch.tensor([[u]]), "k3")
     value.sum().backward()
-    assert (value.item(), logp.grad.item()) == (10.0, 0.0)
+    own = torch.zeros(1, 1, requires_grad=True)
+    x = gv.Tokens(logp=own, mask=torch.ones(1, 1).bool(), advantages=torch.zeros(1), ref_logp=torch.tensor([[u]]))
+    found = gv.policy_loss("grpo,kl=k3,kl.beta=1", x).loss
+    found.backward()
+    parity.differs(
+        "grpo,kl=k3,kl.beta=1",
+        "kl_loss_type='low_var_kl'",
+        f"value and gradient of k3 at u = {u:g}",
+        here=([found.item(), own.grad.item()], [number, 1 - math.exp(3) if u == 3.0 else 0]),
+        host=([value.item(), logp.grad.item()], [10, 0]),
+        cause="the value is clamped at 10; kl.value_bound=10, part of conventions=verl, is the same",
+    )
 
 
-@pytest.mark.parametrize(("width", "value"), [(4, -0.5), (2, -1.0)])
-def test_the_constant_of_dr_grpo_is_the_micro_batchs_width(width, value):
+def test_the_constant_of_dr_grpo_is_the_micro_batchs_width(parity):
     """Two tokens of A = 1; padding alone changes the loss."""
-    mask = [[1, 1] + [0] * (width - 2)]
-    found, _ = loss("vanilla", 1.0, [[0.0] * width], mask, mode="seq-mean-token-sum-norm")
-    assert found == pytest.approx(value)
+    rows = [([[0.0] * width], [[1, 1] + [0] * (width - 2)]) for width in (4, 2)]
+    counts = gv.Counts(tokens=2, sequences=1, length=8)
+    parity.differs(
+        "dr_grpo",
+        "loss vanilla, loss_agg_mode='seq-mean-token-sum-norm'",
+        "loss of two tokens of A = 1 in a batch 4 and 2 wide, longest response 8",
+        here=([here("dr_grpo", 1.0, *row, counts)[0] for row in rows], [-0.25, -0.25]),
+        host=([loss("vanilla", 1.0, *row, mode="seq-mean-token-sum-norm")[0] for row in rows], [-0.5, -1]),
+        cause="without loss_scale_factor it divides by the micro-batch's width",
+    )
 
 
-def test_an_empty_row_counts_unless_the_batch_size_is_unknown():
+def test_an_empty_row_counts_unless_the_batch_size_is_unknown(parity):
     """A row with one token of A = 1 beside an empty one."""
     rows, mask = [[0.0], [0.0]], [[1], [0]]
     known = {**STEP, "global_batch_size": 2}
     assert loss("vanilla", 1.0, rows, mask, known, "seq-mean-token-mean")[0] == pytest.approx(-0.5)
-    assert loss("vanilla", 1.0, rows, mask, {}, "seq-mean-token-mean")[0] == pytest.approx(-1)
+    parity.differs(
+        "grpo,kl=none",
+        "loss vanilla, loss_agg_mode='seq-mean-token-mean'",
+        "loss of a token of A = 1 beside an empty response, without the step's counts",
+        here=(here("grpo,kl=none", 1.0, rows, mask)[0], -0.5),
+        host=(loss("vanilla", 1.0, rows, mask, {}, "seq-mean-token-mean")[0], -1),
+        cause="an empty response counts only where global_batch_size is given",
+    )
 
 
 def test_clip_ratio_alone_does_nothing():
@@ -107,15 +147,38 @@ def test_vanilla_bounds_the_log_ratio_at_20(log_ratio, ratio):
     assert value == pytest.approx(ratio, rel=1e-5)
 
 
-def test_gspo_bounds_the_log_ratio_at_ten_above_only():
-    assert loss("gspo", -1.0, [[25.0]], [[1]])[0] == pytest.approx(math.exp(10), rel=1e-5)
+def test_gspo_bounds_the_log_ratio_at_ten_above_only(parity):
     assert loss("gspo", 1.0, [[-25.0]], [[1]])[0] == pytest.approx(-math.exp(-25), rel=1e-4)
-
-
-def test_rejection_bounds_are_those_of_the_inverse_weight():
-    """rollout_rs=token_k1 with 0.6_1.4 keeps weights from 1/1.4 = 0.714 to 1/0.6 = 1.667."""
-    weights = torch.tensor([[0.65, 0.75, 1.0, 1.6, 1.7]])
-    kept, _ = rollout_corr_helper.compute_rollout_rejection_mask(
-        weights.log(), torch.ones(1, 5), rollout_rs="token_k1", rollout_rs_threshold="0.6_1.4"
+    parity.differs(
+        "gspo_token",
+        "loss gspo",
+        "loss at log ratio 25, A = -1",
+        here=(here("gspo_token", -1.0, [[25.0]], [[1]])[0], math.exp(20)),
+        host=(loss("gspo", -1.0, [[25.0]], [[1]])[0], math.exp(10)),
+        cause="the log ratio is bounded at 10 above; here at 20 both ways",
     )
-    assert_close(kept, torch.tensor([[0.0, 1.0, 1.0, 1.0, 0.0]]))
+
+
+def test_rejection_bounds_are_those_of_the_inverse_weight(parity):
+    """rollout_rs=seq_mean_k1 with 0.6_1.4 keeps weights from 1/1.4 = 0.714 to 1/0.6 = 1.667."""
+    weights = torch.tensor([[0.65], [0.75], [1.0], [1.6], [1.7]])
+    kept, _ = rollout_corr_helper.compute_rollout_rejection_mask(
+        weights.log(), torch.ones(5, 1), rollout_rs="seq_mean_k1", rollout_rs_threshold="0.6_1.4"
+    )
+    zeros = torch.zeros(5, 1)
+    x = gv.Tokens(
+        logp=zeros,
+        mask=torch.ones(5, 1).bool(),
+        advantages=torch.ones(5),
+        old_logp=zeros,
+        rollout_logp=-weights.log(),
+    )
+    spec = "grpo,correction=geometric_mask,correction.low=0.6,correction.high=1.4"
+    parity.differs(
+        spec,
+        "rollout_rs='seq_mean_k1', rollout_rs_threshold='0.6_1.4'",
+        "responses kept of those with weights 0.65, 0.75, 1, 1.6, 1.7",
+        here=(gv.correction_weights(spec, x).flatten().tolist(), [1, 1, 1, 0, 0]),
+        host=(kept.flatten().tolist(), [0, 1, 1, 1, 0]),
+        cause="the bounds are those of 1/w",
+    )
