@@ -57,7 +57,11 @@ def weights(trainer):
 
 
 def recorded(trainer):
-    """Record each micro-batch of a training run: inputs, log-probabilities (with `grad` afterwards), loss, step."""
+    """Record each micro-batch of a training run: inputs, log-probabilities (with `grad` afterwards), loss, step.
+
+    The trainer then scores every response in the micro-batches that TRL makes, so that the rows can be told.
+    """
+    trainer._packing = None
     seen = []
     score, compute = trainer._score_tokens, trainer._compute_loss
 

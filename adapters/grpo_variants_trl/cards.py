@@ -87,14 +87,15 @@ def _filter_note(rule: ZeroVariance) -> str:
 class CardWriter(TrainerCallback):
     """Print the card when training starts, and write it beside the output and every checkpoint."""
 
-    def __init__(self, card: Card) -> None:
-        """Keep the card to write."""
+    def __init__(self, card: Card, *lines: str) -> None:
+        """Keep the card to write, and lines to print below it."""
         self.card = card
+        self.lines = lines
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show what is about to be trained."""
         if state.is_world_process_zero:
-            print(self.card.text(), flush=True)
+            print(self.card.text(), *(f"  {line}" for line in self.lines), sep="\n", flush=True)
             self.card.write(args.output_dir)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

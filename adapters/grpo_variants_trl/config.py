@@ -38,6 +38,9 @@ class VariantGRPOConfig(GRPOConfig):
     that contradicts the spec string, raises ValueError here, before any model loads. With a built-in loss type nothing
     changes.
 
+    skip_zero_gradient_rows: whether responses of advantage 0 are left out of the model's forward, which leaves the
+    gradient as it is. Unset: where that is exact; True: refused where it is not; False: every response is scored, in
+    the micro-batches that TRL makes.
     approximate_windows: count tokens by TRL's rule where an optimizer step's window spans two generations and an exact
     count is not known; without it such a setting is refused for the variants that need the count.
     reset_reference_every: iterative GRPO: after every so many optimizer steps the reference becomes the policy.
@@ -45,6 +48,10 @@ class VariantGRPOConfig(GRPOConfig):
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS
 
+    skip_zero_gradient_rows: bool | None = field(
+        default=None,
+        metadata={"help": "Leave responses of advantage 0 out of the forward. Unset: where the gradient stays exact."},
+    )
     approximate_windows: bool = field(
         default=False,
         metadata={"help": "Count tokens by TRL's rule where an optimizer step spans two generations."},
@@ -86,6 +93,11 @@ class VariantGRPOConfig(GRPOConfig):
         if self.approximate_windows and self.choice is None:
             raise ValueError(
                 f"approximate_windows=True has no effect with the built-in loss_type={self.loss_type!r}. Remove it."
+            )
+        if self.skip_zero_gradient_rows is not None and self.choice is None:
+            raise ValueError(
+                f"skip_zero_gradient_rows={self.skip_zero_gradient_rows} has no effect with the built-in "
+                f"loss_type={self.loss_type!r}. Remove it."
             )
         try:
             super().__post_init__()

@@ -41,6 +41,11 @@ class WindowMetrics:
     def _log(self) -> Any:
         return self.trainer._metrics["train" if self.trainer.model.training else "eval"]
 
+    def scored(self, rows: Tensor | None, scored: Tensor) -> None:
+        """The share of an optimizer step's responses that the model scores, where some may be left out."""
+        if rows is not None:
+            self._log["gv/scored_responses"].append((scored / rows.clamp(min=1)).item())
+
     def loss(self, out: Loss, last: bool) -> None:
         """Take in a micro-batch; `last` closes the optimizer step (or the evaluation batch)."""
         _add(self._sums, out.metrics)

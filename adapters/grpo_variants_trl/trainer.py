@@ -27,6 +27,7 @@ from grpo_variants_trl.lm_head import ChunkedHead
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.mismatch import check_reported, filled
 from grpo_variants_trl.moving_reference import MovingReference
+from grpo_variants_trl.packing import choose_packing, pack
 from grpo_variants_trl.process import Scored, score_steps
 from grpo_variants_trl.refill import Filled, Refill, refills
 from grpo_variants_trl.refusals import check_host
@@ -94,11 +95,12 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._reference = MovingReference(self) if moves else None
         self._measured = WindowMetrics(self)
         self._refill = Refill(self) if refills(self.variant) else None
+        self._packing, self._packing_text = choose_packing(self, getattr(config, "skip_zero_gradient_rows", None))
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
         self._head = ChunkedHead(self)
         self.memory = Memory() if self.variant.remembers else None
         self.variant_card = make_card(self._choice, self.args, engine=self.rollout_func is None)
-        self.add_callback(CardWriter(self.variant_card))
+        self.add_callback(CardWriter(self.variant_card, self._packing_text))
 
     @property
     def variant(self) -> Variant | None:
@@ -215,6 +217,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         if self.variant is None:
             return super()._compute_loss(model, inputs)
         window = self._current_window(inputs)
+        inputs = window.next_batch(inputs)
         self._head.expect(inputs, window)
         logp, entropy, aux_loss = self._score_tokens(
             model,
@@ -262,6 +265,8 @@ class VariantGRPOTrainer(GRPOTrainer):
             if self._is_whole(size):
                 batches = [self._buffered_inputs[(self._step + i) % steps] for i in range(size)]
                 self._window = open_window(self.variant, batches, self.accelerator, limit)
+                if self._packing is not None:
+                    pack(self._packing, self.variant, batches, self._window, self.accelerator)
             else:
                 self._window = approximate_window(inputs, self.accelerator, size / steps, limit, size)
         return self._window
@@ -280,6 +285,8 @@ class VariantGRPOTrainer(GRPOTrainer):
     def _close(self, out: Loss, window: Window) -> None:
         """Count the micro-batch off its window and hand its metrics in."""
         window.left -= 1
+        if window.left == 0:
+            self._measured.scored(window.rows, window.counts.sequences)
         self._measured.loss(out, last=window.left == 0)
 
     # Checkpoints

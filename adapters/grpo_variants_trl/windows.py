@@ -37,11 +37,21 @@ def _rows(inputs: dict[str, Any]) -> Tensor:
 
 @dataclass
 class Window:
-    """One optimizer step: its counts, how many micro-batches are left, and row weights where they are needed."""
+    """One optimizer step: its counts, how many micro-batches are left, and row weights where they are needed.
+
+    batches: the micro-batches to score in place of the host's, where rows were packed; `counts` are then those of the
+    scored rows, for metrics, and rows is the number of all.
+    """
 
     counts: Counts
     left: int
     weights: list[Tensor] | None = None
+    batches: list[dict[str, Any]] | None = None
+    rows: Tensor | None = None
+
+    def next_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The micro-batch that is next: the host's, or the packed one in its place."""
+        return inputs if self.batches is None else self.batches[-self.left]
 
     def next_weights(self) -> Tensor | None:
         """Row weights [B] of the micro-batch that is next, or None."""

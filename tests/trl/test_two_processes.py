@@ -61,3 +61,13 @@ def test_two_processes_refill_one_batch(tmp_path):
         assert found["rounds"][0] == found["rounds"][1]
         assert max(found["rounds"][0]) >= 2
         assert found["drawn"][0] == found["drawn"][1] > 0
+
+
+@pytest.mark.slow
+def test_two_processes_leave_rows_without_gradient_out(tmp_path):
+    """Rank 1 has no gradient at all: it runs stand-ins, and the parameters are those of the dense run on both."""
+    for found in ranks("trl_packing_ranks.py", tmp_path):
+        assert found["moved"] > 1e-3
+        assert found["difference"] < 1e-3 * found["moved"]
+        assert found["ranks"] == 0
+        assert found["scored"] == [0.5] * 4

@@ -1,0 +1,210 @@
+"""Responses without gradient are left out of the forward, the rest packed: the same parameters, fewer tokens."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import tiny_model
+import torch
+from grpo_variants_trl.packing import _has_relative_positions, has_no_gradient_without_advantage
+from peft import LoraConfig
+from transformers import GPT2Config, GPT2LMHeadModel, set_seed
+from trl_runs import logged, make, weights
+
+import grpo_variants as gv
+
+# 16 responses a generation in groups of 4, two micro-batches a step, two iterations of each generation.
+SCHEDULE = dict(
+    per_device_train_batch_size=8,
+    gradient_accumulation_steps=2,
+    num_iterations=2,
+    max_steps=4,
+    learning_rate=2e-2,
+    rewards=[tiny_model.exact],
+)
+
+
+def run(folder, spec, skip, **flags):
+    """A trained trainer, and how many rows and token positions its model saw in forward passes with a gradient."""
+    trainer = make(folder, f"gv_{spec}", skip_zero_gradient_rows=skip, **{**SCHEDULE, **flags})
+    shapes = []
+
+    def count(module, args, kwargs):
+        if torch.is_grad_enabled():
+            shapes.append(kwargs["input_ids"].shape)
+
+    trainer.model.register_forward_pre_hook(count, with_kwargs=True)
+    start = weights(trainer)
+    trainer.train()
+    return trainer, weights(trainer) - start, shapes
+
+
+SKIPPING = [
+    "dapo,filter=none,overlong=keep",
+    "dapo,filter.max_rounds=0,overlong=keep",
+    "dapo,filter=none",
+    "grpo,kl=none",
+    "dr_grpo",
+    "gspo",
+    "rloo,aggregation=prompt_mean",
+    "grpo,kl=none,aggregation.empty_rows=exclude",
+    "reinforce_pp,kl=none",
+    "cispo,filter=none",
+    "sapo",
+]
+
+
+@pytest.mark.parametrize("spec", SKIPPING)
+def test_the_same_parameters_from_fewer_responses(tmp_path, spec):
+    dense, moved, all_shapes = run(tmp_path / "dense", spec, False)
+    packed, moved_too, shapes = run(tmp_path / "packed", spec, None)
+    assert moved.abs().max() > 1e-3
+    torch.testing.assert_close(moved_too, moved, rtol=1e-3, atol=1e-3 * moved.abs().max().item())
+    assert len(shapes) == len(all_shapes) == 8, "every rank runs every forward"
+    assert sum(s.numel() for s in shapes) < sum(s.numel() for s in all_shapes)
+    assert logged(packed, "loss") == pytest.approx(logged(dense, "loss"), rel=1e-3, abs=1e-4)
+    assert logged(packed, "grad_norm") == pytest.approx(logged(dense, "grad_norm"), rel=1e-3)
+    share = logged(packed, "gv/scored_responses")
+    assert not logged(dense, "gv/scored_responses")
+    assert sum(share) / 4 < 1 or "filter.max_rounds" in spec or "reinforce_pp" in spec
+    rows = sum(s[0] for s in shapes)
+    assert rows < 64 or spec.startswith("reinforce_pp"), "nothing was left out"
+
+
+def test_every_response_counts_with_a_kl_term_and_is_still_trimmed(tmp_path):
+    _, moved, all_shapes = run(tmp_path / "dense", "grpo", False)
+    packed, moved_too, shapes = run(tmp_path / "packed", "grpo", None)
+    torch.testing.assert_close(moved_too, moved, rtol=1e-3, atol=1e-3 * moved.abs().max().item())
+    assert sum(s[0] for s in shapes) == sum(s[0] for s in all_shapes) == 64
+    assert sum(s.numel() for s in shapes) < sum(s.numel() for s in all_shapes)
+    assert logged(packed, "gv/scored_responses") == [1] * 4
+
+
+def test_the_rows_that_are_left_are_dealt_evenly_the_longest_first(tmp_path):
+    """Group 1 is constant, so 12 of 16 responses are left: 6 and 6, and the second micro-batch is not longer."""
+
+    def reward(completion_ids, **kwargs):
+        return [1.0 if 4 <= i < 8 else float(i % 4 == 0) for i in range(len(completion_ids))]
+
+    _, _, shapes = run(tmp_path, "dr_grpo", True, rewards=[reward], num_iterations=1, max_steps=1)
+    assert [s[0] for s in shapes] == [6, 6]
+    assert shapes[1][1] <= shapes[0][1]
+
+
+def test_a_step_without_any_gradient_runs_one_token_a_micro_batch(tmp_path):
+    trainer, moved, shapes = run(
+        tmp_path,
+        "dr_grpo",
+        None,
+        rewards=[lambda completions, **kwargs: [1.0] * len(completions)],
+        max_steps=1,
+        num_iterations=1,
+    )
+    # Prompts have three tokens, and the stand-in keeps one of its completion.
+    assert shapes == [torch.Size([1, 4])] * 2
+    assert moved.abs().max() == 0
+    assert logged(trainer, "gv/scored_responses") == [0]
+    assert logged(trainer, "loss") == [0]
+
+
+def test_metrics_are_means_over_the_responses_that_are_scored(tmp_path):
+    """On policy every ratio is 1: a mean over all rows of what only some have would be below it."""
+    dense, *_ = run(tmp_path / "dense", "dr_grpo", False, max_steps=1)
+    packed, *_ = run(tmp_path / "packed", "dr_grpo", None, max_steps=1)
+    assert logged(packed, "gv/scored_responses")[0] < 1
+    assert logged(packed, "gv/ratio/mean") == pytest.approx([1], abs=1e-5)
+    assert 0.5 < logged(packed, "entropy")[0] <= torch.log(torch.tensor(3.0)) + 1e-4
+    assert logged(dense, "gv/ratio/mean") == pytest.approx([1], abs=1e-5)
+
+
+def test_full_parameters_and_a_model_with_absolute_positions(tmp_path):
+    """GPT-2 adds a vector for each position, which padding in front of a prompt shifts: prompts keep theirs."""
+
+    def gpt2():
+        set_seed(0)
+        size = dict(vocab_size=3, n_positions=32, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+        return GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **size))
+
+    prompts = tiny_model.dataset().map(lambda row: {"prompt": row["prompt"][: 1 + 2 * (row["t"] % 3)]})
+    moves = []
+    for skip in (False, None):
+        trainer, moved, _ = run(
+            tmp_path, "dr_grpo", skip, model=gpt2(), peft_config=None, train_dataset=prompts, max_steps=2
+        )
+        moves.append(moved)
+    assert trainer._packing.skip
+    assert not trainer._packing.trim_prompts
+    torch.testing.assert_close(moves[1], moves[0], rtol=1e-3, atol=1e-3 * moves[0].abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("config", "relative"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, True),
+        ({"rope_theta": 1e4}, True),
+        ({"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, False),
+        ({"rope_parameters": {"rope_type": "longrope"}}, False),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}, "sliding_attention": {}}}, True),
+        ({"rope_parameters": {"rope_type": "default"}, "attention_chunk_size": 8192}, False),
+        ({"rope_parameters": {"rope_type": "default"}, "layer_types": ["linear_attention"]}, False),
+        ({"rope_parameters": {"rope_type": "default"}, "layer_types": ["sliding_attention"]}, True),
+        ({"n_positions": 32}, False),
+    ],
+)
+def test_prompts_are_trimmed_only_where_attention_is_relative(config, relative):
+    assert _has_relative_positions(SimpleNamespace(**config)) == relative
+
+
+def test_widths_stay_multiples_where_the_host_wants_them(tmp_path):
+    _, _, shapes = run(tmp_path, "dr_grpo", None, pad_to_multiple_of=4, max_steps=1)
+    assert all(s[1] % 4 == 0 for s in shapes)
+
+
+@pytest.mark.parametrize("name", gv.names())
+def test_which_variants_pull_at_responses_without_an_advantage(name):
+    """Kimi's squared log ratio does; so would any variant with a penalty of its own."""
+    assert has_no_gradient_without_advantage(gv.get(name)) == (name != "kimi_k15")
+
+
+REFUSED = {
+    "grpo": (dict(), "the KL term (kl.beta=0.04) has a gradient for every response"),
+    "kimi_k15": (dict(), "kimi_k15 pulls at the ratio of every response"),
+    "dr_grpo": (dict(entropy_coef=0.1), "the entropy bonus has a gradient for every response"),
+    "bapo": (dict(), "bapo has a statistic over the responses of a micro-batch"),
+    "forking_tokens": (dict(), "forking_tokens has a statistic over the responses of a micro-batch"),
+    "rloo": (
+        dict(peft_config=LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1, exclude_modules=["lm_head"])),
+        "dropout is on, and its random numbers would fall on other tokens",
+    ),
+    "gspo": (
+        dict(model=tiny_model.mixture_of_experts(), peft_config=None),
+        "the experts' load-balancing loss is one of the whole micro-batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_where_it_is_not_exact_it_is_off_and_asking_for_it_is_refused(tmp_path, name, capsys):
+    flags, reason = REFUSED[name]
+    flags = {"max_steps": 1, **flags}
+    text = f"skip_zero_gradient_rows=True would change the gradient: {reason}. Leave it unset, or set it to False."
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        make(tmp_path, f"gv_{name}", skip_zero_gradient_rows=True, **flags)
+    trainer = make(tmp_path, f"gv_{name}", **flags)
+    trainer.train()
+    assert "all responses are scored" in capsys.readouterr().out
+    assert trainer._packing is None or not trainer._packing.skip
+
+
+def test_what_is_done_is_printed_at_the_start(tmp_path, capsys):
+    make(tmp_path, "gv_dr_grpo", max_steps=1).train()
+    assert "  responses with advantage 0 are not scored: same gradient, less work;" in capsys.readouterr().out
+    make(tmp_path, "gv_dr_grpo", max_steps=1, skip_zero_gradient_rows=False).train()
+    assert "as TRL deals them (skip_zero_gradient_rows=False)." in capsys.readouterr().out
+
+
+def test_it_has_no_effect_on_a_built_in_loss_and_says_so(tmp_path):
+    with pytest.raises(
+        ValueError, match="skip_zero_gradient_rows=True has no effect with the built-in loss_type='grpo'"
+    ):
+        make(tmp_path, "grpo", skip_zero_gradient_rows=True)
