@@ -94,7 +94,7 @@ def one_group(completion_ids, t, **kwargs):
 
 
 def test_on_policy_the_gradient_is_taken_with_the_logits_and_only_where_it_is_not_zero(tmp_path, products):
-    trainer = make(tmp_path, "gv_dr_grpo", max_steps=1, rewards=[one_group])
+    trainer = make(tmp_path, "gv_dr_grpo", max_steps=1, rewards=[one_group], skip_zero_gradient_rows=False)
     seen = {}
     compute = trainer._compute_loss
     trainer._compute_loss = lambda model, inputs: seen.update(inputs) or compute(model, inputs)
@@ -107,7 +107,12 @@ def test_on_policy_the_gradient_is_taken_with_the_logits_and_only_where_it_is_no
 
 def test_off_policy_a_sequences_ratio_is_computed_again_only_where_it_has_a_gradient(tmp_path, products):
     trainer = make(
-        tmp_path, "gv_gspo,surrogate.low=0.5,surrogate.high=0.5", max_steps=1, num_iterations=2, rewards=[one_group]
+        tmp_path,
+        "gv_gspo,surrogate.low=0.5,surrogate.high=0.5",
+        max_steps=1,
+        num_iterations=2,
+        rewards=[one_group],
+        skip_zero_gradient_rows=False,
     )
     seen = {}
     compute = trainer._compute_loss
