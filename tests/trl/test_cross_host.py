@@ -69,6 +69,7 @@ def through_trl(name, folder):
         gradient_accumulation_steps=recorded.ROWS // MICRO,
         num_generations=recorded.GROUP_SIZE,
         max_completion_length=recorded.MAX_LENGTH,
+        skip_zero_gradient_rows=False,  # the log-probabilities are handed in by their places in the micro-batch
     )
     trainer.current_gradient_accumulation_steps = recorded.ROWS // MICRO
     logp = recorded.batch()["logp"].clone().requires_grad_()
