@@ -71,3 +71,21 @@ def test_two_processes_leave_rows_without_gradient_out(tmp_path):
         assert found["difference"] < 1e-3 * found["moved"]
         assert found["ranks"] == 0
         assert found["scored"] == [0.5] * 4
+
+
+def test_two_processes_share_the_rollout_rules(tmp_path):
+    """One greedy response a prompt over both ranks; masks, statistics and diagnostics of the whole step."""
+    results = ranks("trl_rollout_ranks.py", tmp_path)
+    for found in results:
+        greedy, mismatch = found.pop("greedy"), found.pop("mismatch")
+        assert max(greedy["advantages"], greedy["logged"]) < 1e-5
+        assert greedy["size"] > 0.1
+        # Ten sampled responses a rank, then three greedy ones: five prompts, and one answered twice to keep step.
+        assert greedy["asked"] == [10, 3]
+        assert mismatch.pop("spread") > 0.5
+        assert max(mismatch.values()) < 1e-4, mismatch
+        for rule, values in found.items():
+            assert values["advantages"] < 1e-5, rule
+            assert values["gradient"] < 1e-6, rule
+            assert min(values["cut"]) > 0, rule
+            assert values["masked"] == (values["cut"] if "mask" in rule else [0, 0]), rule
