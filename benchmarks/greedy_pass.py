@@ -3,9 +3,9 @@
     python benchmarks/greedy_pass.py [--rounds 3] [--tiny]
 
 Needs grpo-variants[trl] and gguf; the model comes from a 93 MB wheel and is kept (see examples/smollm2.py). Takes about
-four minutes on two CPU cores; --tiny takes a random model instead and half a minute. Each round times one generation
-batch of gv_rloo, then one of gv_remax with the same prompts: 4 prompts of 8 responses, 24 tokens each. The bar is 1/8 of
-the rollouts' cost plus 10 %. Absolute times say nothing: only the ratio within one run does.
+two minutes on two CPU cores; --tiny takes a random model instead and half a minute. Each round times one generation
+batch of gv_rloo, then one of gv_remax with the same prompts: 4 prompts of 8 responses, 24 tokens each. The bar is 1/8
+of the rollouts' cost plus 10 %. Absolute times say nothing: only the ratio within one run does.
 """
 
 import argparse

@@ -22,7 +22,7 @@ from grpo_variants_trl.cards import CardWriter, make_card
 from grpo_variants_trl.config import choice_of
 from grpo_variants_trl.endings import stop_tokens, stopping_at, turn_ends
 from grpo_variants_trl.entropy import EntropyBonus
-from grpo_variants_trl.greedy import greedy_pass
+from grpo_variants_trl.greedy import GreedyBaseline
 from grpo_variants_trl.lm_head import ChunkedHead
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.mismatch import check_reported, filled
@@ -96,6 +96,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._measured = WindowMetrics(self)
         self._refill = Refill(self) if refills(self.variant) else None
         self._packing, self._packing_text = choose_packing(self, getattr(config, "skip_zero_gradient_rows", None))
+        self._greedy = GreedyBaseline(self) if isinstance(self.variant.baseline, Greedy) else None
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
         self._head = ChunkedHead(self)
         self.memory = Memory() if self.variant.remembers else None
@@ -122,11 +123,15 @@ class VariantGRPOTrainer(GRPOTrainer):
             check_reported(self.variant, completion_ids, logprobs)
         return generated
 
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, **options: Any
+    ) -> Any:
+        given = (prompt_ids, images, multimodal_fields, num_generations)
         if self.variant is None:
-            return super()._generate_single_turn(*args, **kwargs)
+            return super()._generate_single_turn(*given, **options)
+        host = partial(super()._generate_single_turn, **options)
         with stopping_at(self, self._stop_tokens):
-            return super()._generate_single_turn(*args, **kwargs)
+            return host(*given) if self._greedy is None else self._greedy.generate(host, *given)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.variant is None:
@@ -137,7 +142,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         group_size = self.num_generations if training else self.num_generations_eval
         sampled = self._sampled(inputs)
         inputs, out = sampled.batch.inputs, sampled.batch.out
-        greedy = greedy_pass(self, inputs, group_size) if isinstance(self.variant.baseline, Greedy) else None
+        greedy = None if self._greedy is None else self._greedy(inputs, group_size)
         if self.variant.kl_in_reward:
             self._add_old_logps(out)
         if isinstance(self.variant.credit, READS_ENTROPY):

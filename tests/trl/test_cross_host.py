@@ -5,12 +5,11 @@ The numbers equal the core's and, where verl's suite has run on the same sources
 
 from functools import cache
 
-import grpo_variants_trl.trainer as adapter
 import pytest
 import recorded
 import tiny_model
 import torch
-from grpo_variants_trl.greedy import GreedyPass
+from grpo_variants_trl.greedy import GreedyBaseline, GreedyPass
 from trl import GRPOTrainer
 from trl_runs import make
 
@@ -55,7 +54,7 @@ def _recorded_rollouts():
         patch.setattr(GRPOTrainer, "_generate_and_score_completions", rollouts)
         patch.setattr(GRPOTrainer, "_generate", responses)
         patch.setattr(GRPOTrainer, "_calculate_rewards", rewards)
-        patch.setattr(adapter, "greedy_pass", greedy)
+        patch.setattr(GreedyBaseline, "__call__", greedy)
         yield
 
 

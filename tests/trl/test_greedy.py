@@ -6,6 +6,7 @@ import torch
 import trl_engine
 from datasets import Dataset
 from grpo_variants_trl.greedy import Shares, _prompts
+from transformers import LlamaForCausalLM
 from trl_runs import logged, make
 
 END = tiny_model.END
@@ -89,6 +90,47 @@ def test_greedy_training_with_an_engine(tmp_path, monkeypatch):
     trainer.train()
     assert len(logged(trainer, "gv/greedy_reward")) == 2
     assert min(logged(trainer, "grad_norm")) > 1e-4
+
+
+def test_the_greedy_rows_are_drawn_in_the_batch_of_the_sampled_ones(tmp_path, monkeypatch):
+    """One call of the model's generation for both; with dynamic sampling, which may replace prompts, another one."""
+    asked, generate = [], LlamaForCausalLM.generate
+
+    def counting(model, *args, **kwargs):
+        asked.append(len(kwargs["input_ids"]))
+        return generate(model, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", counting)
+    for spec, rows in (("gv_remax", [8 + 2]), ("gv_remax,filter=zero_variance,filter.max_rounds=1", [8, 2])):
+        asked.clear()
+        trainer = make(tmp_path / str(len(rows)), spec, rewards=[tiny_model.ones], max_completion_length=12)
+        out = trainer._generate_and_score_completions(two_prompts(trainer))
+        assert asked == rows
+        greedy = [best(trainer, trainer.processing_class(p)["input_ids"], 12) for p in ("0 0 1", "0 1 0")]
+        baseline = torch.tensor(tiny_model.ones(greedy)).repeat_interleave(4)
+        torch.testing.assert_close(out["advantages"], torch.tensor(tiny_model.ones(sampled(out))) - baseline)
+
+
+def test_settings_that_shape_the_distribution_shape_the_greedy_response_too(tmp_path):
+    """A least length of five: the most likely token among those that are allowed, also where the end is likelier."""
+    calls = []
+    flags = dict(rewards=[watched(calls)], top_k=2, generation_kwargs={"min_new_tokens": 5, "typical_p": 0.9})
+    trainer = make(tmp_path, "gv_remax", **flags)
+    trainer._generate_and_score_completions(two_prompts(trainer))
+    for prompt, ids in zip(calls[1]["prompts"], calls[1]["ids"], strict=True):
+        prefix = trainer.processing_class(prompt)["input_ids"]
+        for t, token in enumerate(ids):
+            with torch.no_grad():
+                logits = trainer.model(torch.tensor([prefix + ids[:t]])).logits[0, -1]
+            logits[END] = float("-inf") if t < 5 else logits[END]
+            assert token == int(logits.argmax())
+
+
+def test_a_model_that_generates_past_the_hook_is_an_error(tmp_path):
+    trainer = make(tmp_path, "gv_remax")
+    trainer.accelerator.unwrap_model = lambda model, **kwargs: tiny_model.model()
+    with pytest.raises(RuntimeError, match="the greedy responses were sampled"):
+        trainer._greedy.generate(lambda ids, *rest: (ids, None), [[1, 1, 2]] * 8, None, {}, 4)
 
 
 CHAT = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}{% if add_generation_prompt %}{{ '0' }}{% endif %}"

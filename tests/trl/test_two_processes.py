@@ -73,6 +73,7 @@ def test_two_processes_leave_rows_without_gradient_out(tmp_path):
         assert found["scored"] == [0.5] * 4
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_rollout_rules(tmp_path):
     """One greedy response a prompt over both ranks; masks, statistics and diagnostics of the whole step."""
     results = ranks("trl_rollout_ranks.py", tmp_path)
