@@ -9,6 +9,7 @@ import torch
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_configs import composed
 
@@ -93,3 +94,23 @@ def test_verls_rollout_correction_gives_the_variants_weights(correction):
     own = gv.correction_weights(variant, x)
     torch.testing.assert_close(host, own, rtol=1e-4, atol=1e-6)
     assert len(own[mask].unique()) > 1
+
+
+def filtered(monkeypatch, values):
+    """The groups that verl's buffer throws away: one prompt whose responses have these values of the metric acc."""
+    told = [{"reward_extra_info": {"acc": value}} for value in values]
+    monkeypatch.setattr(replay_buffer.tq, "kv_batch_get", lambda **_: {"extra_fields": told})
+    buffer = SimpleNamespace(
+        filter_groups_metric="acc",
+        finished_keys={"train": {"uid"}},
+        partitions={"train": {f"uid_{i}": {} for i in range(len(values))}},
+        _dapo_classification_cache={"train": {}},
+    )
+    return replay_buffer.ReplayBuffer._dapo_filtered_keys(buffer, "train")[0]
+
+
+@pytest.mark.parametrize(("values", "theirs"), [([1, 1, 1], {"uid"}), ([0, 1, 1], set()), ([0.1] * 3, set())])
+def test_verl_keeps_a_group_whose_equal_values_round(monkeypatch, values, theirs):
+    """Three values of 0.1 deviate by 1.4e-17 in NumPy, so verl trains on the group; here equal is equal."""
+    assert filtered(monkeypatch, values) == theirs
+    assert gv.keep_groups(values, ["a"] * 3).any() == (len(set(values)) > 1)
