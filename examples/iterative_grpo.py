@@ -1,14 +1,14 @@
-"""Iterative GRPO: rounds of rollouts, a reward model that is trained again on what the policy now writes, a new reference.
+"""Iterative GRPO: rounds of rollouts, a reward model that is trained again on fresh answers, a reference that moves.
 
     python examples/iterative_grpo.py
 
-A policy of a few thousand parameters writes up to eight digits. A judge, who only ever says which of two answers is the
-better one, likes answers that alternate, 0 1 0 1 ..., from the start. A reward model learns the judge's taste from pairs,
-and the policy learns from the reward model. After each round (a) the reward model is trained again with TRL's RewardTrainer
-on pairs of the policy's fresh answers and 10 % of old pairs, and (b) the reference of the KL term becomes the policy
-(`reset_reference_every`), as in DeepSeekMath, Algorithm 1. Run it with `--frozen` to see the reward model of the first
-round kept: it has never seen good answers, and its opinion of them is worth little.
-Two CPU cores, about two minutes. Needs: pip install "grpo-variants[trl]"
+A policy of a few thousand parameters writes up to eight digits. A judge, who only ever says which of two answers is
+better, likes answers that alternate, 0 1 0 1 ..., from the start. A reward model learns the judge's taste from pairs,
+and the policy learns from the reward model. After each round the reward model is trained again with TRL's
+RewardTrainer, on pairs of fresh answers and 10 % of old pairs, and the reference of the KL term becomes the policy
+(`reset_reference_every`), as in DeepSeekMath, algorithm 1. With `--frozen` the first round's reward model is kept: it has
+never seen good answers, and its opinion of them is worth little.
+Two CPU cores, one to two minutes. Needs: pip install "grpo-variants[trl]"
 """
 
 from __future__ import annotations
@@ -126,8 +126,11 @@ class Rounds(TrainerCallback):
         self.kl: list[float] = []
         self.lines: list[dict[str, float]] = []
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.next_round(0, kwargs["model"])
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            print("         judge's   reward model agrees with judge       KL to the reference")
+            print("round   score/8    before     after training      first step       last")
+            self.next_round(0, kwargs["model"])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "kl" not in logs:
@@ -154,8 +157,8 @@ class Rounds(TrainerCallback):
             "kl_last": last,
         }
         self.lines.append(line)
-        kl = "" if not done else f"{first:12.6f} {last:10.4f}"
-        print(f"{done:>5} {line['judge']:>9.2f} {before:>15.0%} {line['after']:>9.0%} {kl}", flush=True)
+        kl = "" if not done else f"{first:15.6f} {last:10.4f}"
+        print(f"{done:>5} {line['judge']:>9.2f} {before:>9.0%} {line['after']:>12.0%} {kl}", flush=True)
 
 
 @torch.no_grad()
@@ -197,8 +200,6 @@ def main(rounds: int = 7, steps: int = 15, frozen: bool = False) -> list[dict[st
             callbacks=[between],
         )
         trainer.remove_callback(PrinterCallback)
-        print("         judge's   reward model agrees with judge       KL to the reference")
-        print("round   score/8    before     after training      first step       last", flush=True)
         trainer.train()
     return between.lines
 
