@@ -6,8 +6,8 @@ A policy of a few thousand parameters writes up to eight digits. A judge, who on
 better, likes answers that alternate, 0 1 0 1 ..., from the start. A reward model learns the judge's taste from pairs,
 and the policy learns from the reward model. After each round the reward model is trained again with TRL's
 RewardTrainer, on pairs of fresh answers and 10 % of old pairs, and the reference of the KL term becomes the policy
-(`reset_reference_every`), as in DeepSeekMath, algorithm 1. With `--frozen` the first round's reward model is kept: it has
-never seen good answers, and its opinion of them is worth little.
+(`reset_reference_every`), as in DeepSeekMath, algorithm 1. With `--frozen` the first round's reward model is kept: it
+has never seen good answers, and its opinion of them is worth little.
 Two CPU cores, one to two minutes. Needs: pip install "grpo-variants[trl]"
 """
 
