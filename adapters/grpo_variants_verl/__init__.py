@@ -17,6 +17,7 @@ try:
     from grpo_variants_verl.host import extend_host, restore_host
     from grpo_variants_verl.launch import remove_checks, watch_config
     from grpo_variants_verl.registration import register
+    from grpo_variants_verl.steps import Step, step_scores
 
     register()
     watch_config()
@@ -25,11 +26,13 @@ except Exception as error:
     raise
 
 __all__ = [
+    "Step",
     "VariantCallback",
     "VariantPolicyLossConfig",
     "extend_host",
     "register",
     "remove_checks",
     "restore_host",
+    "step_scores",
     "watch_config",
 ]
