@@ -100,7 +100,7 @@ def step_rewards_needed(name: str) -> str:
     """Why process supervision does not run by a flag alone, and the line that mends it."""
     return (
         f"{PREFIX}{name}: verl's reward managers give one reward a response, at its last token, and nothing says where "
-        "steps end. With a reward manager that writes step rewards to the steps' last tokens set "
+        "steps end. With a reward manager that writes step rewards to the steps' last tokens (by step_scores) set "
         f"'+{STEP_REWARDS}=nonzero': a step ends at every token whose reward is not 0."
     )
 

@@ -47,8 +47,6 @@ def _placed(steps: list[Step], tokens: Sequence[int], width: int, tokenizer: Any
     for step, end in zip(steps, ends, strict=True):
         reward = math.nan if step.reward is None else step.reward + shift
         if reward == 0:
-            raise ValueError(
-                f"a step's reward is 0 (with shift={shift:g}), which verl cannot tell from no step. Set shift=."
-            )
+            raise ValueError(f"a step's reward is 0 (with shift={shift:g}), which looks like no step. Set shift=.")
         placed[end] = reward
     return placed
