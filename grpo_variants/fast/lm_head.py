@@ -23,8 +23,9 @@ from grpo_variants.checks import check_number
 # Bytes of a chunk's logits: the products are at full speed from here on, measured on CPU and assumed elsewhere.
 _CHUNK_BYTES = 48 * 2**20
 _CHUNK_BYTES_ELSEWHERE = 2**30
-# The elementwise passes run over a fraction of a chunk, so that they find it in the cache and need little memory.
+# The elementwise passes run over a fraction of a chunk: for its memory, and on a CPU to find it in the cache.
 _BLOCKS = 32
+_BLOCKS_ELSEWHERE = 4
 # Rows of a low-precision weight that are upcast at a time, where the device has no product with an exact result.
 _UPCAST = 8192
 
@@ -184,7 +185,8 @@ class _Work:
         dtype = head.dtype or hidden.dtype
         exact = torch.float64 if dtype == torch.float64 else torch.float32
         size = max(min(head.chunk or _default_chunk(weight, exact), len(hidden)), 1)
-        buffers = (weight.new_empty((n, len(weight)), dtype=exact) for n in (size, -(-size // _BLOCKS)))
+        parts = _BLOCKS if weight.device.type == "cpu" else _BLOCKS_ELSEWHERE
+        buffers = (weight.new_empty((n, len(weight)), dtype=exact) for n in (size, -(-size // parts)))
         return cls(head, weight.to(dtype), None if bias is None else bias.to(exact), *buffers)
 
     @property
@@ -217,6 +219,13 @@ class _Work:
             return z if self.factor == 1 else z.mul_(self.factor)
         z.mul_(self.head.scale / cap)
         return torch.tanh(z, out=z).mul_(cap / self.head.temperature)
+
+    def gathered(self, z: Tensor, rows: Tensor) -> Tensor:
+        """Some rows of logits, in rising order, moved to the front: none lands on one that is still to be read."""
+        front = z[: len(rows)]
+        for place, index, buffer in self.blocks(front, rows):
+            place.copy_(torch.index_select(z, 0, index, out=buffer))
+        return front
 
     def statistics(self, z: Tensor, targets: Tensor, logp: Tensor, entropy: Tensor) -> None:
         """Fill in log-probabilities and entropies [n] of logits [n, V], which stay as they are."""
@@ -304,7 +313,7 @@ def _scores_and_sums(
         if len(rows) == len(g):
             sums.add(work, work.differentiate(z, y, g, None), low, at)
         elif len(rows) > 0:
-            z = work.differentiate(z[rows], y[rows], g[rows], None)
+            z = work.differentiate(work.gathered(z, rows), y[rows], g[rows], None)
             sums.add(work, z, low[rows], rows + at.start)
     return logp, entropy, slope
 

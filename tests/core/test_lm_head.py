@@ -288,6 +288,15 @@ def test_a_foreseen_zero_makes_no_product(differentiated):
     )
 
 
+def test_rows_with_a_gradient_close_up_over_those_without():
+    # A chunk of 100 rows is worked on in blocks of four.
+    inputs, slope = operands(count=230), torch.randn(230, dtype=torch.float64) * (torch.arange(230) % 7 < 4)
+    found = scores(*inputs, foresight=Foresight(lambda logp, at: slope[at]), chunk=100)
+    assert_close(
+        gradients(found, inputs[:3], (slope, None)), gradients(written_out(*inputs), inputs[:3], (slope, None))
+    )
+
+
 @pytest.mark.parametrize("wrong", ["one token", "entropy", "nothing", "nan"])
 def test_a_wrong_foresight_is_found_out_and_the_gradient_is_right(wrong):
     inputs, slope = operands(), torch.linspace(-1, 1, N, dtype=torch.float64)
