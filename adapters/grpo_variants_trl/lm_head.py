@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.trainer import utils as host
 
-from grpo_variants.fast.lm_head import Foresight, LMHead
+from grpo_variants.fast.lm_head import Foresight, LMHead, dtype_of_products
 from grpo_variants.fast.token_gradient import foresee, per_token
 from grpo_variants_trl.windows import Window, loss_mask
 
@@ -99,7 +99,7 @@ class ChunkedHead:
         if expected is None or expected.positions != len(call.targets):
             expected = Expected(len(call.targets), None)
         # Half precision needs the loss scale before the gradient is rounded.
-        foresight = None if call.dtype == torch.float16 else expected.foresight
+        foresight = None if dtype_of_products(call.hidden) == torch.float16 else expected.foresight
         out = call.head()(call.hidden, call.targets, mask=expected.scored, foresight=foresight)
         return out.logp, out.entropy if "entropy" in call.outputs else None, None, None, None
 
@@ -136,12 +136,6 @@ class _Call:
     scale: float = 1.0
     outputs: tuple[str, ...] = ()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the products: the autocast dtype where autocast is on, as in TRL."""
-        device = self.hidden.device.type
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.hidden.dtype
-
     def obstacle(self) -> str | None:
         """Why the chunked head does not cover this call, or None."""
         others = [name for name in self.outputs if name not in ("log_probs", "entropy")]
@@ -159,7 +153,6 @@ class _Call:
             temperature=self.temperature,
             softcap=self.softcap,
             scale=self.scale,
-            dtype=self.dtype,
         )
 
 

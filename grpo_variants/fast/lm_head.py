@@ -11,7 +11,7 @@ With \(z = \mathrm{cap}(\mathrm{scale}\,(h W^\top + b)) / \mathrm{temperature}\)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -64,8 +64,8 @@ class LMHead:
 
     weight: [V, H]; tied to the embeddings or not. bias: [V]. temperature: logits are divided by it.
     softcap: c in c tanh(z / c), or none. scale: factor on the logits before the cap. dtype: of the matrix products
-    (default: the hidden states'); softmax and sums are in float32, or float64. chunk: tokens at a time (default: by
-    memory).
+    (default: autocast's where that is on, else the hidden states'); softmax and sums are in float32, or float64.
+    chunk: tokens at a time (default: by memory).
     """
 
     weight: Tensor
@@ -110,16 +110,23 @@ class LMHead:
         Raises ValueError for shapes that do not fit. Not done: no shift by one, and no second derivative.
         """
         _check_call(self, hidden, targets, mask)
-        if foresight is not None and (self.dtype or hidden.dtype) == torch.float16:
+        head = replace(self, dtype=self.dtype or dtype_of_products(hidden))
+        if foresight is not None and head.dtype == torch.float16:
             raise ValueError(
                 "foresight is not for float16, whose gradients vanish before the loss scale: leave it out."
             )
         if mask is None:
-            flat = _apply(self, hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), foresight)
+            flat = _apply(head, hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), foresight)
             return Scores(*(value.view(targets.shape) for value in flat))
-        flat = _apply(self, hidden[mask], targets[mask], foresight)
+        flat = _apply(head, hidden[mask], targets[mask], foresight)
         # Scattered, and not assigned: the result hangs on the model even where nothing is scored.
         return Scores(*(value.new_zeros(mask.shape).masked_scatter(mask, value) for value in flat))
+
+
+def dtype_of_products(hidden: Tensor) -> torch.dtype:
+    """What a linear layer would compute in: autocast's dtype where that is on, else the hidden states'."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
 
 def _apply(head: LMHead, hidden: Tensor, targets: Tensor, foresight: Foresight | None) -> tuple[Tensor, Tensor]:
@@ -182,7 +189,7 @@ class _Work:
 
     @classmethod
     def of(cls, head: LMHead, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Work:
-        dtype = head.dtype or hidden.dtype
+        dtype = head.dtype or hidden.dtype  # set by LMHead's call
         exact = torch.float64 if dtype == torch.float64 else torch.float32
         size = max(min(head.chunk or _default_chunk(weight, exact), len(hidden)), 1)
         parts = _BLOCKS if weight.device.type == "cpu" else _BLOCKS_ELSEWHERE

@@ -1,0 +1,42 @@
+"""The chunked LM head behind verl's fused kernels; importing this module puts it there, `restore` undoes it.
+
+With `actor_rollout_ref.model.use_fused_kernels=True` and the backend `torch`, verl's models hand hidden states, the
+head's weight and the labels to one autograd function. `GRPO_VARIANTS_MODULES=grpo_variants_verl.chunked_head` imports
+this in every process, Ray workers included. It is not the default, since it was measured on CPUs only. Not done: verl
+scores prompts and responses alike and computes the loss later, so nothing is left out of the forward pass and no
+gradient is foreseen; the backward pass leaves out what has no gradient, the prompts among it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from verl.utils.experimental import torch_functional as host
+
+from grpo_variants.fast.lm_head import LMHead, dtype_of_products
+
+HOSTS = host.FusedLinearForPPOFunction
+
+
+class ChunkedLinearForPPO:
+    """Stands in for verl's autograd function: its arguments, and its dtypes of the results."""
+
+    @staticmethod
+    def apply(
+        hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0, chunk_size: int = 512
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities in float32 and entropies in the dtype of the products, shaped as the targets."""
+        out = LMHead(weight=weight, temperature=float(temperature), chunk=chunk_size)(hidden, targets)
+        return out.logp, out.entropy.to(dtype_of_products(hidden))
+
+
+def replace() -> None:
+    """Put the chunked head in place of verl's function."""
+    host.FusedLinearForPPOFunction = ChunkedLinearForPPO
+
+
+def restore() -> None:
+    """Put verl's function back."""
+    host.FusedLinearForPPOFunction = HOSTS
+
+
+replace()
