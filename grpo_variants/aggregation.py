@@ -6,6 +6,7 @@ are made of counts of the whole optimizer step: no split into micro-batches or o
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants.checks import check_choice, check_number
+from grpo_variants.groups import Groups
 from grpo_variants.inputs import Counts, Number, at_least_one
 
 
@@ -22,6 +24,11 @@ class Aggregation(Protocol):
     @property
     def of_group(self) -> bool:
         """Whether it needs the tokens of each response's group."""
+        ...
+
+    @property
+    def of_length(self) -> bool:
+        """Whether it reads the lengths, and not only how many they are."""
         ...
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
@@ -34,6 +41,7 @@ class TokenMean:
     r"""\(w_i = 1/\sum_j l_j\) over the whole step (DAPO as its authors ran it, arXiv 2503.14476)."""
 
     of_group: ClassVar[bool] = False
+    of_length: ClassVar[bool] = False
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
@@ -45,6 +53,7 @@ class PromptMean:
     r"""\(w_i = 1/(P \sum_{j \in g} l_j)\): token mean in each group, mean over P prompts (DAPO as printed)."""
 
     of_group: ClassVar[bool] = True
+    of_length: ClassVar[bool] = True
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
@@ -59,6 +68,7 @@ class _PerSequence:
 
     empty_rows: Literal["count", "exclude"] = "count"
     of_group: ClassVar[bool] = False
+    of_length: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -76,6 +86,8 @@ class _PerSequence:
 @dataclass(frozen=True, kw_only=True)
 class SequenceMean(_PerSequence):
     r"""\(w_i = 1/(N l_i)\): mean over a response's tokens, then over responses (GRPO, arXiv 2402.03300)."""
+
+    of_length: ClassVar[bool] = True
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
@@ -114,6 +126,20 @@ class Constant(_PerSequence):
                 "completion length."
             )
         return _ones(lengths) / length / self.sequences(counts)
+
+
+def weights_of_rows(
+    rule: Aggregation,
+    lengths: Tensor,
+    counts: Counts,
+    groups: Sequence[Hashable] | Tensor | None = None,
+) -> Tensor:
+    """A rule's weights [N] for the responses of `lengths`, which hold whole groups where it asks for them."""
+    group_tokens = None
+    if rule.of_group and groups is not None:
+        dense = Groups.of(groups, lengths.device)
+        group_tokens = dense.sum(lengths, torch.ones_like(dense.ids, dtype=torch.bool))[dense.ids]
+    return rule(lengths, counts, group_tokens)
 
 
 def _ones(lengths: Tensor) -> Tensor:

@@ -266,7 +266,7 @@ def read_tokens(x: Tokens) -> Tokens:
     Only `logp` keeps its gradient. Advantages become [B, 1] or [B, T]. `old_logp` is filled in: on policy it is `logp`
     detached.
     """
-    _check_tokens(x)
+    check_tokens(x)
     mask = x.mask.bool()
     old_logp = x.logp if x.old_logp is None else x.old_logp
     a = _upcast(x.advantages).detach()
@@ -295,7 +295,8 @@ def _clean(value: Tensor | None, mask: Tensor) -> Tensor | None:
     return None if value is None else select(mask, _upcast(value)).detach()
 
 
-def _check_tokens(x: Tokens) -> None:
+def check_tokens(x: Tokens) -> None:
+    """Raise ValueError for a shape that is not allowed."""
     if x.logp.dim() != 2:
         raise ValueError(f"logp has shape {tuple(x.logp.shape)}; allowed: [B, T].")
     rows, width = x.logp.shape

@@ -1,0 +1,116 @@
+"""Run the benchmarks of this environment and judge them by the bars.
+
+    python -m benchmarks --quick                     about a minute: the sizes of the bars, few rounds
+    python -m benchmarks --full --into results.json  every size; adds to what another environment has measured
+
+TRL and verl do not work in one environment: each runs the cases that it has the host for and names the others. With
+--into the results of both end up in one file, one table and one plot. Exit status 1 when a bar fails. Absolute times
+say nothing about another machine: the ratios within one run do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+# One thread and no hub, before torch is imported.
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", VERL_LOGGING_LEVEL="ERROR")
+
+import torch
+from rich.console import Console
+
+from benchmarks.bars import bars
+from benchmarks.case import Case
+from benchmarks.floors import floors
+from benchmarks.measure import counted, interleaved, peak_bytes
+from benchmarks.report import judge, plot, table
+
+# Modules with a tuple CASES. A further one is a line here and its bars in bars.toml.
+MODULES = ("advantages", "losses", "lm_head")
+ROUNDS = {"quick": 7, "full": 15}
+
+
+def cases() -> list[Case]:
+    """Every case of every module."""
+    return [case for name in MODULES for case in importlib.import_module(f"benchmarks.{name}").CASES]
+
+
+def measured(case: Case, size: tuple[int, ...], rounds: int) -> dict[str, Any]:
+    """A case at one size: agreement first, then times, peaks, kernels and synchronisations of each contender."""
+    setup = case.build(*size)
+    setup.check()
+    runs = {**setup.runs, **floors(setup.unit)}
+    seconds = interleaved(runs, rounds)
+    found: dict[str, dict[str, Any]] = {name: {"seconds": times} for name, times in seconds.items()}
+    for name, run in setup.runs.items():
+        found[name]["peak"] = peak_bytes(run) / setup.unit
+        if name not in setup.opaque:
+            found[name]["kernels"], found[name]["syncs"] = counted(run)
+    return {"case": case.name, "size": "x".join(map(str, size)), "contenders": found}
+
+
+def environment() -> dict[str, str]:
+    """What a result depends on beside the machine."""
+    import platform
+
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    return versions | {"cores": str(os.cpu_count()), "threads": str(torch.get_num_threads())}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--quick", dest="length", action="store_const", const="quick", default="quick")
+    length.add_argument("--full", dest="length", action="store_const", const="full")
+    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="cases whose name holds one of the words")
+    parser.add_argument("--rounds", type=int, help="how often everybody has a turn")
+    parser.add_argument("--into", type=Path, help="JSON file that the results are added to")
+    parser.add_argument("--table", type=Path, help="Markdown file for the table")
+    parser.add_argument("--plot", type=Path, help="PNG file for times against batch size and length")
+    return parser.parse_args()
+
+
+def merged(path: Path | None, fresh: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Earlier results with the fresh ones in place of those of the same case and size; written back."""
+    before = json.loads(path.read_text())["results"] if path and path.exists() else []
+    new = {(one["case"], one["size"]) for one in fresh}
+    results = [one for one in before if (one["case"], one["size"]) not in new] + fresh
+    if path:
+        path.write_text(json.dumps({"environment": environment(), "results": results}, indent=1) + "\n")
+    return results
+
+
+def main() -> int:
+    given, console = arguments(), Console(highlight=False, soft_wrap=True)
+    torch.set_num_threads(1)
+    fresh = []
+    for case in cases():
+        if given.only and not any(word in case.name for word in given.only):
+            continue
+        missing = [name for name in case.needs if not find_spec(name)]
+        if missing:
+            console.print(f"{case.name}: not run here, it needs {' and '.join(missing)}")
+            continue
+        for size in getattr(case, given.length):
+            console.print(f"{case.name} at {'x'.join(map(str, size))}")
+            fresh.append(measured(case, size, given.rounds or ROUNDS[given.length]))
+    results = merged(given.into, fresh)
+    text = table(results)
+    console.print("\n" + text, markup=False)
+    if given.table:
+        given.table.write_text(text)
+    if given.plot:
+        plot(results, given.plot)
+    lines, failed = judge(bars(), results, quick=given.length == "quick")
+    console.print("\n".join(lines), markup=False)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
