@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from benchmarks.case import Case, Setup
 from torch import Tensor
 from torch.testing import assert_close
 
 import grpo_variants as gv
+from benchmarks.case import Case, Setup
 from grpo_variants.fast.lm_head import LMHead
 from grpo_variants.fast.token_gradient import foresee
 
