@@ -51,6 +51,7 @@ def group_signal(
     *,
     lowest: float | None = None,
     highest: float | None = None,
+    kept: Tensor | None = None,
 ) -> GroupSignal:
     r"""Count the groups that have no signal, by the reason, and what share of them chance explains.
 
@@ -59,6 +60,7 @@ def group_signal(
     rewards: [N], or [N, K] where a difference in any of K is a signal; NaN or None is missing. groups: N hashable ids.
     valid: [N] bool. lowest, highest: the (total) rewards of a wrong and of a right response; unset, the batch's own,
         where 0 counts as wrong until something better is seen.
+    kept: [N] bool, whose group has signal where the rewards do not show it, such as by steps; unset, `keep_groups`.
     Returns a `GroupSignal`. It decides nothing: what dynamic sampling keeps is `keep_groups`.
     """
     table = as_floating(rewards)
@@ -72,7 +74,7 @@ def group_signal(
     low, high = dense.low_and_high(value, usable)
     size = dense.size(usable)
     present = size > 0
-    kept = keep_groups(table, dense.ids, usable)
+    kept = keep_groups(table, dense.ids, usable) if kept is None else kept & usable
     same = present & (dense.size(kept) == 0)
     right, wrong = same & (low >= top), same & (high <= bottom)
     rate = _success_rate(value, usable, bottom, top)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants import Loss, Tokens, group_signal, keep_groups, soft_overlong_penalty
+from grpo_variants import Loss, Tokens, keep_groups, soft_overlong_penalty
 from grpo_variants.mismatch import mismatch_extrema, mismatch_report, mismatch_sums
 from grpo_variants.shaping import Penalty
 from grpo_variants_trl.greedy import GreedyPass
-from grpo_variants_trl.refill import Filled, signal_values
+from grpo_variants_trl.refill import Filled
 from grpo_variants_trl.rollout import Gathered
+from grpo_variants_trl.signal import Signal, signal_of
 
 # TRL's names where TRL has the metric; the rest keep the core's names under gv/.
 NAMES: Mapping[str, str] = {
@@ -32,10 +33,14 @@ class WindowMetrics:
     def __init__(self, trainer: Any) -> None:
         """Bind the trainer whose log is written."""
         self.trainer = trainer
+        self._lowest, self._highest = 0.0, -math.inf
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin an optimizer step anew."""
         self._sums: dict[str, Tensor] = {}
         self._apart: dict[str, Tensor] = {}
         self._extrema: dict[str, Tensor] = {}
-        self._lowest, self._highest = 0.0, -math.inf
 
     @property
     def _log(self) -> Any:
@@ -78,7 +83,7 @@ class WindowMetrics:
         found = {**total, **apart, **dict(zip(names, widest, strict=True))}
         for name, value in zip(found, torch.stack(list(found.values())).tolist(), strict=True):
             self._log[NAMES.get(name, f"gv/{name}")].append(value)
-        self._sums, self._apart, self._extrema = {}, {}, {}
+        self.forget()
 
     def rollout(self, seen: Gathered, advantages: Tensor, greedy: GreedyPass | None) -> None:
         """Mend what TRL has logged about a generation batch by its own advantages, and add the variant's."""
@@ -104,24 +109,20 @@ class WindowMetrics:
 
     def sampling(self, filled: Filled, kept: Tensor | None, group_size: int) -> None:
         """What share of the sampled groups has no signal, why, and what dynamic sampling cost."""
-        parts = [signal_values(self.trainer, self.trainer.variant, part) for part in filled.drawn]
-        values = torch.cat([value for value, _ in parts])
-        valid = torch.cat([usable for _, usable in parts])
+        signal = Signal.joined([signal_of(self.trainer, part, group_size) for part in filled.drawn])
         costs = {} if kept is None else filled.costs(kept) | {"kept_responses": kept.float().mean().item()}
-        found = costs | self._signal(values, valid, group_size)
+        found = costs | self._signal(signal)
         for name, value in found.items():
             if not math.isnan(value):
                 self._log[f"gv/{name}"].append(value)
 
-    def _signal(self, values: Tensor, valid: Tensor, group_size: int) -> dict[str, float]:
+    def _signal(self, signal: Signal) -> dict[str, float]:
         """Shares of groups without signal by reason; right and wrong are the highest and lowest reward of the run."""
-        groups = torch.arange(len(values), device=values.device) // group_size
-        totals = (values if values.dim() == 1 else values.nansum(1))[valid]
-        known = totals[~totals.isnan()]
+        known = signal.totals[signal.valid & ~signal.totals.isnan()]
         if len(known):
             self._lowest = min(self._lowest, known.min().item())
             self._highest = max(self._highest, known.max().item())
-        found = group_signal(values, groups, valid, lowest=self._lowest, highest=self._highest)
+        found = signal.counted(lowest=self._lowest, highest=self._highest)
         return {
             "groups/without_signal": found.without.item(),
             "groups/all_right": found.share("all_right").item(),

@@ -6,7 +6,6 @@ placed on the response's tokens and kept, and TRL gets their sum, which is what 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from trl.trainer.utils import is_async_callable
 
+from grpo_variants import keep_groups
 from grpo_variants.steps import Step, completion_text, step_ends
 
 # A step by its last token (from 1) and, from the back, its place among the steps of one function that end there.
@@ -163,19 +163,11 @@ class Steps:
         pairs = zip((*own, self.last), (*new, other.last), strict=True)
         return Steps(*(value.index_copy(0, target, fresh[source]) for value, fresh in pairs))
 
-    def signal(self) -> Tensor:
-        """What has to differ within a group for it to have signal: [N, S + 2], and its sum is a response's reward.
-
-        The reward of each step, by its place. Steps that differ within a response are a signal as well, even where
-        all responses have the same: two last columns mark such responses, too small to change a sum, and they cancel.
-        """
-        known = self.rewards.masked_fill(~self.exist, float("nan"))
-        low, high = self._extreme("amin", math.inf), self._extreme("amax", -math.inf)
-        mark = torch.arange(1, len(known) + 1, device=known.device) * (high > low) * 1e-30
-        return torch.cat([known, mark.unsqueeze(1), -mark.unsqueeze(1)], 1)
-
-    def _extreme(self, reduce: str, outside: float) -> Tensor:
-        return getattr(self.rewards.masked_fill(~self.exist, outside), reduce)(1)
+    def with_signal(self, groups: Tensor, valid: Tensor) -> Tensor:
+        """Which responses belong to a group whose steps, of all its valid responses, differ in reward: [N] bool."""
+        usable = self.exist & valid.unsqueeze(1)
+        kept = keep_groups(self.rewards.flatten(), groups.repeat_interleave(usable.shape[1]), usable.flatten())
+        return kept.view_as(usable)[:, 0]
 
     def inputs(self) -> dict[str, Tensor]:
         """What `gv.advantages` reads, with one place a step instead of a token."""

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count, islice
 from typing import Any
 
 import torch
 from datasets import IterableDataset
 
 
-def prompt_text(prompt: Any) -> str | None:
-    """A prompt as text, the same in every step; None where it holds something else, such as an image."""
-    if isinstance(prompt, str):
-        return prompt
+def task_text(trainer: Any, row: Mapping[str, Any]) -> str | None:
+    """What a row of the data set asks for, as text that is the same in every step: its prompt.
+
+    With environments it is the whole row, since any column may tell an environment what to ask. None where a row holds
+    something else than text and numbers, such as an image.
+    """
+    task = row["prompt"] if trainer.environment_factories is None else row
+    if isinstance(task, str):
+        return task
     try:
-        return json.dumps(prompt, sort_keys=True, ensure_ascii=False)
+        return json.dumps(task, sort_keys=True, ensure_ascii=False)
     except TypeError:
         return None
 
 
 class PromptStream:
-    """Rows of a data set, shuffled anew every epoch, without an end.
+    """Rows of a data set, shuffled anew every epoch (a stream within its buffer, as TRL does), without an end.
 
     The order is a function of the seed, so that ranks agree on it without talking. `drawn` is its whole state.
     """
@@ -35,13 +40,13 @@ class PromptStream:
         self.drawn = 0
         self._rows: Iterator[dict[str, Any]] | None = None
 
-    def take(self, count: int, avoid: Container[str | None] = frozenset()) -> list[dict[str, Any]]:
-        """The next `count` rows, passing over prompts to avoid; one pass over the data set at most is spent on that."""
+    def take(self, size: int, known: Callable[[dict[str, Any]], bool] = lambda row: False) -> list[dict[str, Any]]:
+        """The next `size` rows, passing over known ones; one pass over the data set at most is spent on that."""
         taken: list[dict[str, Any]] = []
         passed, limit = 0, self._size()
-        while len(taken) < count:
+        while len(taken) < size:
             row = self._next()
-            if passed < limit and prompt_text(row["prompt"]) in avoid:
+            if passed < limit and known(row):
                 passed += 1
                 continue
             taken.append(dict(row))
@@ -79,8 +84,13 @@ class PromptStream:
         return torch.randperm(size, generator=generator).tolist()
 
     def _streamed(self, start: int) -> Iterator[dict[str, Any]]:
-        def endless() -> Iterator[dict[str, Any]]:
-            while True:
-                yield from self.dataset
+        return islice(self._epochs(), start, None)
 
-        return islice(endless(), start, None)
+    def _epochs(self) -> Iterator[dict[str, Any]]:
+        for epoch in count():
+            rows = self.dataset.shuffle(seed=self.seed + epoch) if self.shuffle else self.dataset
+            row = None
+            for row in rows:
+                yield row
+            if row is None:
+                raise ValueError("the stream of prompts is empty; give a data set with rows.")

@@ -7,6 +7,7 @@ splits, but it may move to the rank that its place belongs to.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +18,11 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.functional import pad
 
-from grpo_variants import group_signal, keep_groups
-from grpo_variants.credit import Decoupled
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.variant import Variant
-from grpo_variants_trl.prompts import PromptStream, prompt_text
+from grpo_variants_trl.prompts import PromptStream, task_text
 from grpo_variants_trl.sampling import Log, Sampled, own_log, write_rows
+from grpo_variants_trl.signal import Signal, signal_of
 
 Generate = Callable[[list[dict[str, Any]]], Sampled]
 
@@ -38,24 +38,6 @@ class NoSignalError(RuntimeError):
 def refills(variant: Variant | None) -> bool:
     """Whether a variant draws new prompts for groups without signal."""
     return variant is not None and isinstance(variant.filter, ZeroVariance) and variant.filter.max_rounds > 0
-
-
-def signal_values(trainer: Any, variant: Variant, batch: Sampled) -> tuple[Tensor, Tensor]:
-    """What has to differ within a group, [N] or [N, K], and which responses count, [N] bool.
-
-    The total reward or one reward function's; each function's own where the variant normalises them one by one, each
-    step's with process supervision. What length shaping adds later is not in it, so it cannot fake a signal.
-    """
-    metric = getattr(variant.filter, "metric", None)
-    weighted = batch.rewards * trainer.reward_weights.to(batch.rewards.device)
-    valid = ~batch.rewards.isnan().all(1)
-    if variant.overlong.statistics == "drop":
-        valid &= ~batch.truncated
-    if metric is not None:
-        return batch.rewards[:, trainer.reward_func_names.index(metric)], valid
-    if batch.steps is not None:
-        return batch.steps.signal(), valid & batch.steps.valid
-    return (weighted if isinstance(variant.credit, Decoupled) else weighted.nansum(1)), valid
 
 
 @dataclass(eq=False)
@@ -90,11 +72,8 @@ class Refill:
         """Bind the trainer and its data set."""
         self.trainer = trainer
         args = trainer.args
-        rows = trainer.train_dataset
-        if args.remove_unused_columns:
-            rows = trainer._remove_unused_columns(rows, description="refill")
         # Another seed than the sampler's, so that a refill is not the next batch's prompt.
-        self.stream = PromptStream(rows, seed=args.seed + 1, shuffle=trainer.shuffle_dataset)
+        self.stream = PromptStream(trainer.train_dataset, seed=args.seed + 1, shuffle=trainer.shuffle_dataset)
         self.size = trainer.num_generations
         self.ranks = trainer.accelerator.num_processes
 
@@ -103,7 +82,7 @@ class Refill:
         with own_log(self.trainer) as log:
             batch = generate(inputs)
         _refuse_images(batch)
-        logs, drawn, rows, tried = [log], [batch], log.rows(), _prompts(batch)
+        logs, drawn, rows, tried = [log], [batch], log.rows(), self._tasks(batch)
         alive = self._with_signal(batch)
         seen, good, rounds = len(alive), int(alive.sum()), 0
         limit = self.trainer.variant.filter.max_rounds
@@ -111,7 +90,7 @@ class Refill:
             rounds += 1
             with own_log(self.trainer) as log:
                 more = generate(self._draw(self._round_size(alive, good / seen), tried))
-            tried |= _prompts(more)
+            tried |= self._tasks(more)
             fresh = self._with_signal(more)
             seen, good = seen + len(fresh), good + int(fresh.sum())
             place = Placement.of(alive, fresh, self.size)
@@ -127,9 +106,7 @@ class Refill:
 
     def _with_signal(self, batch: Sampled) -> Tensor:
         """Which groups have signal, [P] bool; they lie one after the other."""
-        values, valid = signal_values(self.trainer, self.trainer.variant, batch)
-        groups = torch.arange(len(values), device=values.device) // self.size
-        return keep_groups(values, groups, valid).view(-1, self.size)[:, 0]
+        return signal_of(self.trainer, batch, self.size).of_groups
 
     def _round_size(self, alive: Tensor, share: float) -> int:
         """Prompts of a round: as many as should fill the batch at the share seen, at most a whole batch.
@@ -141,32 +118,49 @@ class Refill:
         wanted = len(alive) if share == 0 else math.ceil(missing / share)
         return min(len(alive), math.ceil(wanted / unit) * unit)
 
-    def _draw(self, count: int, avoid: set[str | None]) -> list[dict[str, Any]]:
+    def _draw(self, count: int, tried: set[str]) -> list[dict[str, Any]]:
         """Rows of `count` new prompts, one a response: this rank's part of them."""
-        rows = [row for row in self.stream.take(count, avoid) for _ in range(self.size)]
+        rows = [self._used(row) for row in self._new(count, tried) for _ in range(self.size)]
         part = len(rows) // self.ranks
         first = self.trainer.accelerator.process_index * part
-        return [dict(row) for row in rows[first : first + part]]
+        # Each response has a row of its own, as in the host: a rollout may write into it.
+        return [copy.deepcopy(row) for row in rows[first : first + part]]
+
+    def _new(self, count: int, tried: set[str]) -> list[dict[str, Any]]:
+        return self.stream.take(count, lambda row: task_text(self.trainer, row) in tried)
+
+    def _tasks(self, batch: Sampled) -> set[str]:
+        """What every rank's responses were asked."""
+        texts = gather_object([task_text(self.trainer, row) for row in batch.inputs])
+        return {text for text in texts if text is not None}
+
+    def _used(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The columns that the host's own batches have."""
+        if not self.trainer.args.remove_unused_columns:
+            return dict(row)
+        self.trainer._set_signature_columns_if_needed()
+        return {name: value for name, value in row.items() if name in self.trainer._signature_columns}
 
     def _complaint(self, drawn: list[Sampled], rounds: int) -> str:
-        values, valid = zip(*(signal_values(self.trainer, self.trainer.variant, part) for part in drawn), strict=True)
-        rewards, usable = torch.cat(values), torch.cat(valid)
-        found = group_signal(rewards, torch.arange(len(rewards), device=rewards.device) // self.size, usable)
-        mean = float((rewards if rewards.dim() == 1 else rewards.nansum(1))[usable].nanmean())
-        rate = float(found.success_rate)
+        seen = Signal.joined([signal_of(self.trainer, part, self.size) for part in drawn])
+        tried = (
+            f"filter=zero_variance found no group with signal among {len(seen.of_groups)} prompts, in {rounds} rounds "
+            f"of new ones (filter.max_rounds={self.trainer.variant.filter.max_rounds}) from "
+            f"{_size(self.stream.dataset)}: "
+        )
+        if not seen.valid.any():
+            return (
+                f"{tried}no response counts, since no reward function gave one a number or, with "
+                "overlong.statistics=drop, all are truncated. Look at what the reward functions return."
+            )
+        found, mean = seen.counted(), float(seen.totals[seen.valid].nanmean())
+        rate = "" if found.success_rate.isnan() else f", success rate {float(found.success_rate):.3g}"
         return (
-            f"filter=zero_variance found no group with signal among {int(found.groups)} prompts, in {rounds} rounds of "
-            f"new ones (filter.max_rounds={self.trainer.variant.filter.max_rounds}) from {_size(self.stream.dataset)}: "
-            f"{int(found.all_right)} all right, {int(found.all_wrong)} all wrong, {int(found.constant)} constant at "
-            f"another reward; mean reward {mean:.4g}{'' if math.isnan(rate) else f', success rate {rate:.3g}'}. The "
-            "task is too hard or too easy for the model as it is: change the prompts or the reward, raise "
+            f"{tried}{int(found.all_right)} all right, {int(found.all_wrong)} all wrong, {int(found.constant)} "
+            f"constant at another reward; mean reward {mean:.4g}{rate}. The task is too hard or too easy for the model "
+            "as it is: change the prompts or the reward, raise "
             f"num_generations={self.size} or filter.max_rounds, or set filter=none."
         )
-
-
-def _prompts(batch: Sampled) -> set[str | None]:
-    """Prompts of every rank's responses."""
-    return set(gather_object([prompt_text(row["prompt"]) for row in batch.inputs]))
 
 
 def _size(dataset: Any) -> str:

@@ -8,14 +8,14 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from grpo_variants import Rollouts, Variant, advantages, keep_groups, soft_overlong_penalty
+from grpo_variants import Rollouts, Variant, advantages, soft_overlong_penalty
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import EntropyResponses, EntropyTokens
 from grpo_variants_trl.greedy import GreedyPass
-from grpo_variants_trl.prompts import prompt_text
-from grpo_variants_trl.refill import signal_values
+from grpo_variants_trl.prompts import task_text
 from grpo_variants_trl.sampling import Sampled
+from grpo_variants_trl.signal import signal_of
 from grpo_variants_trl.windows import GROUP, KEEP, loss_mask
 
 READS_ENTROPY = (EntropyTokens, EntropyResponses)
@@ -28,11 +28,12 @@ class Gathered:
         """Gather what the advantage rule reads."""
         self.accelerator = trainer.accelerator
         self.rewards = batch.rewards
+        self.group_size = group_size
         self.groups = torch.arange(len(batch.rewards), device=batch.rewards.device) // group_size
         self.mask = loss_mask(batch.out)
         self.lengths = self.accelerator.gather(batch.out["completion_mask"].sum(1))
         self.loss_lengths = self.accelerator.gather(self.mask.sum(1))
-        self.truncated = batch.truncated
+        self.valid = batch.valid(trainer.variant)
         self.steps = batch.steps
 
     def tokens(self, value: Tensor) -> Tensor:
@@ -47,13 +48,13 @@ class Gathered:
         return part if part.dim() == 1 else part[:, : self.mask.shape[1]]
 
 
-def prompt_keys(inputs: list[dict[str, Any]]) -> list[str]:
+def prompt_keys(trainer: Any, inputs: list[dict[str, Any]]) -> list[str]:
     """The prompt of every rank's responses as text, the same in every step: what a memory goes by."""
-    return gather_object([_key(row["prompt"]) for row in inputs])
+    return gather_object([_key(trainer, row) for row in inputs])
 
 
-def _key(prompt: Any) -> str:
-    text = prompt_text(prompt)
+def _key(trainer: Any, row: dict[str, Any]) -> str:
+    text = task_text(trainer, row)
     if text is None:
         raise ValueError(
             "a rule that remembers prompts needs them as text, and this one holds something else; choose a variant "
@@ -75,13 +76,10 @@ def variant_advantages(
     memory: `state` and, as `keys`, the prompts that it goes by, for a variant that remembers.
     """
     rewards, weights = seen.rewards, trainer.reward_weights.to(seen.rewards.device)
-    valid = ~rewards.isnan().all(1)
-    if variant.overlong.statistics == "drop":
-        valid &= ~seen.truncated
-    baseline = None
+    valid, baseline = seen.valid, None
     if greedy is not None:
         baseline = greedy.rewards
-        valid &= ~baseline.isnan().all(1)
+        valid = valid & ~baseline.isnan().all(1)
     if isinstance(variant.overlong, Penalty):
         limit = trainer.max_completion_length
         rewards = _with_penalty(rewards, seen.lengths, variant.overlong, limit)
@@ -103,7 +101,7 @@ def variant_advantages(
         every_mask = token_inputs["mask"]
         if isinstance(variant.overlong, Penalty):
             steps = steps.with_outcome(rewards[:, -1])
-        valid, token_inputs = valid & steps.valid, token_inputs | steps.inputs()
+        token_inputs |= steps.inputs()
     keys = memory.pop("keys", None)
     value = advantages(
         variant,
@@ -131,8 +129,7 @@ def filter_groups(trainer: Any, variant: Variant, batch: Sampled, seen: Gathered
     """Mark the responses of groups without signal as dropped; returns which of every rank's are kept, or None."""
     if not isinstance(variant.filter, ZeroVariance):
         return None
-    values, valid = signal_values(trainer, variant, batch)
-    kept = keep_groups(values, seen.groups, valid)
+    kept = signal_of(trainer, batch, seen.group_size).kept
     batch.out[KEEP] = seen.own(kept)
     batch.out["num_items_in_batch"] = trainer.accelerator.gather(loss_mask(batch.out).sum()).sum()
     return kept

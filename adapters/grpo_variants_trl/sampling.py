@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_variants.variant import Variant
 from grpo_variants_trl.process import Steps, gathered_steps
 
 TABLES = ("prompt", "completion", "advantages", "images")
@@ -32,6 +33,13 @@ class Sampled:
     lengths: Tensor
     truncated: Tensor
     steps: Steps | None = None
+
+    def valid(self, variant: Variant) -> Tensor:
+        """Which responses count in the variant's statistics: those with a reward that no rule leaves out, [N] bool."""
+        valid = ~self.rewards.isnan().all(1)
+        if variant.overlong.statistics == "drop":
+            valid &= ~self.truncated
+        return valid if self.steps is None else valid & self.steps.valid
 
 
 class Recorder:
@@ -101,9 +109,18 @@ class Log:
         self.tables = tables
 
     def rows(self) -> dict[tuple[str, ...], list[Any]]:
-        """The tables' columns by path, those of which the call wrote something."""
+        """The tables' columns by path, those of which the call wrote something.
+
+        Raises ValueError for a column that has not one value a response.
+        """
         flat = {(name,): self.tables[name] for name in TABLES}
         flat |= {(name, column): rows for name in NESTED_TABLES for column, rows in self.tables[name].items()}
+        count = len(self.tables["prompt"])
+        for path, rows in flat.items():
+            if len(rows) not in (0, count):
+                raise ValueError(
+                    f"log_extra({path[-1]!r}) was given {len(rows)} values for {count} responses; give one a response."
+                )
         return {path: list(rows) for path, rows in flat.items() if rows}
 
 

@@ -41,6 +41,7 @@ from grpo_variants_trl.rollout import (
 )
 from grpo_variants_trl.sampling import Sampled, sample
 from grpo_variants_trl.windows import (
+    GROUP,
     Window,
     approximate_window,
     loss_mask,
@@ -129,9 +130,12 @@ class VariantGRPOTrainer(GRPOTrainer):
         given = (prompt_ids, images, multimodal_fields, num_generations)
         if self.variant is None:
             return super()._generate_single_turn(*given, **options)
-        host = partial(super()._generate_single_turn, **options)
+        host, training = partial(super()._generate_single_turn, **options), self.model.training
         with stopping_at(self, self._stop_tokens):
-            return host(*given) if self._greedy is None else self._greedy.generate(host, *given)
+            generated = host(*given) if self._greedy is None else self._greedy.generate(host, *given)
+        if self.model.training != training:  # TRL's continuous batching leaves evaluation in training mode
+            self.model.train(training)
+        return generated
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.variant is None:
@@ -180,7 +184,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         """The memory and the prompts it goes by, for a variant that remembers; evaluation leaves no trace in it."""
         if self.memory is None:
             return {}
-        return {"state": self.memory if training else copy.deepcopy(self.memory), "keys": prompt_keys(inputs)}
+        return {"state": self.memory if training else copy.deepcopy(self.memory), "keys": prompt_keys(self, inputs)}
 
     def _add_entropy(self, out: dict[str, Any]) -> None:
         """Entropies of the policy that sampled, which TRL computes in the loss only."""
@@ -218,9 +222,24 @@ class VariantGRPOTrainer(GRPOTrainer):
 
     # Loss
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """One micro-batch, as in TRL; raises RuntimeError where a derived trainer has replaced the loss."""
+        loss = super().training_step(*args, **kwargs)
+        if self.variant is not None and self._window is None:
+            raise RuntimeError(self._without_effect("_compute_loss"))
+        return loss
+
+    def _without_effect(self, method: str) -> str:
+        return (
+            f"loss_type={self.args.loss_type!r} has no effect: {type(self).__name__}.{method} does not call "
+            f"super().{method}, which trains the variant. Call it there, or choose a built-in loss type."
+        )
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self.variant is None:
             return super()._compute_loss(model, inputs)
+        if GROUP not in inputs:
+            raise RuntimeError(self._without_effect("_generate_and_score_completions"))
         window = self._current_window(inputs)
         inputs = window.next_batch(inputs)
         self._head.expect(inputs, window)
@@ -297,8 +316,10 @@ class VariantGRPOTrainer(GRPOTrainer):
     # Checkpoints
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
-        """Train as TRL does; a window that an interruption left open is forgotten."""
-        self._window = None
+        """Train as TRL does; what an interruption left half done is forgotten, so that steps are whole again."""
+        if self.variant is not None:
+            self._window, self._buffered_inputs, self._step = None, None, 0
+            self._measured.forget()
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

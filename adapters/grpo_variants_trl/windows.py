@@ -16,6 +16,7 @@ from torch import Tensor
 
 from grpo_variants import Counts, Variant, row_weights
 from grpo_variants.aggregation import TokenMean
+from grpo_variants.filters import ZeroVariance
 
 GROUP = "gv_group"
 KEEP = "gv_keep"
@@ -67,11 +68,8 @@ def needs_whole_window(variant: Variant) -> bool:
     """Whether the weights depend on the responses' lengths over the whole window, and not on their number alone."""
     rule = variant.aggregation
     counts_tokens = isinstance(rule, TokenMean) or rule.of_group
-    return counts_tokens or getattr(rule, "empty_rows", "count") == "exclude" or _filters(variant)
-
-
-def _filters(variant: Variant) -> bool:
-    return hasattr(variant.filter, "max_rounds")
+    excludes = getattr(rule, "empty_rows", "count") == "exclude" or isinstance(variant.filter, ZeroVariance)
+    return counts_tokens or excludes
 
 
 def open_window(variant: Variant, batches: Sequence[dict[str, Any]], accelerator: Any, length: int | None) -> Window:

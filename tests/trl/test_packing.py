@@ -9,6 +9,7 @@ import torch
 from grpo_variants_trl.packing import _has_relative_positions, has_no_gradient_without_advantage
 from peft import LoraConfig
 from transformers import GPT2Config, GPT2LMHeadModel, set_seed
+from trl.trainer.utils import split_tensor_dict
 from trl_runs import logged, make, weights
 
 import grpo_variants as gv
@@ -69,6 +70,71 @@ def test_the_same_parameters_from_fewer_responses(tmp_path, spec):
     assert sum(share) / 4 < 1 or "filter.max_rounds" in spec or "reinforce_pp" in spec
     rows = sum(s[0] for s in shapes)
     assert rows < 64 or spec.startswith("reinforce_pp"), "nothing was left out"
+
+
+def rollout(prompts, trainer):
+    """TRL's own responses, with made-up log-probabilities of an engine."""
+    ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    completions, _ = trainer._generate_single_turn(ids, None, {}, 4)
+    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": [[-0.9] * len(c) for c in completions]}
+
+
+def uneven(completion_ids, **kwargs):
+    """The last group is constant, and so are some others; single responses differ."""
+    last = len(completion_ids) - 4
+    return [1.0 if i >= last else float(sum(ids) % 3 == 0) for i, ids in enumerate(completion_ids)]
+
+
+def uneven_steps(completion_ids, **kwargs):
+    """A reward for the last token alone, or for the first one too where that is another."""
+    totals, last = uneven(completion_ids), len(completion_ids) - 4
+    return [
+        [(0, 0.5)] * (len(ids) > 1 and i % 3 == 0 and i < last) + [(len(ids) - 1, total)]
+        for i, (ids, total) in enumerate(zip(completion_ids, totals, strict=True))
+    ]
+
+
+def gradient(trainer, packing):
+    """Loss and gradient of the step that the buffer holds."""
+    trainer._packing, trainer._window = packing, None
+    trainer.model.zero_grad()
+    total = 0.0
+    for trainer._step in range(2):
+        loss = trainer._compute_loss(trainer.model, trainer._buffered_inputs[trainer._step])
+        loss.backward()
+        total += loss.item()
+    return total, torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+
+
+PACKED = [
+    name
+    for name in gv.names()
+    if name != "otb" and not (gv.get(name).surrogate.whole_batch or gv.get(name).tokens.whole_batch)
+]
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_every_variant_packs_one_step_exactly(tmp_path, name):
+    """Off policy, a group dropped: loss and gradient of the packed micro-batches are those of TRL's own."""
+    flags = {"rewards": [uneven_steps if name == "grpo_process" else uneven]}
+    if gv.get(name).needs_rollout_logp:
+        flags["rollout_func"] = rollout
+    spec = f"gv_{name},filter=zero_variance,filter.max_rounds=0{',transform.k=2' * (name == 'passk_analytic')}"
+    trainer = make(tmp_path, spec, gradient_accumulation_steps=2, num_iterations=2, **flags)
+    trainer.current_gradient_accumulation_steps = 2
+    rows = [dict(trainer.train_dataset[i // 4]) for i in range(16)]
+    out = trainer._generate_and_score_completions(rows)
+    assert not out["gv_keep"].all()
+    trainer._buffered_inputs = split_tensor_dict(out, 2)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    packing = trainer._packing
+    loss, dense = gradient(trainer, None)
+    packed_loss, packed = gradient(trainer, packing)
+    assert dense.abs().max() > 1e-5
+    assert packed_loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(packed, dense, rtol=1e-3, atol=1e-4 * dense.abs().max().item())
 
 
 def test_every_response_counts_with_a_kl_term_and_is_still_trimmed(tmp_path):

@@ -13,8 +13,6 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from trl_rewards import rollouts
 from trl_runs import logged, make, recorded, weights
 
-import grpo_variants as gv
-
 GROUP = 4
 
 
@@ -240,13 +238,18 @@ def test_groups_whose_steps_are_all_equal_are_drawn_again(tmp_path):
 
 
 def test_signal_of_steps():
-    """Groups of two: equal steps, other steps, the same steps within which rewards differ, and equal totals."""
-    ends = torch.tensor([[1, 2], [1, 0], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [2, 0]])
-    rewards = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0], [0, 1], [0, 1], [1, 1], [2, 0]]).float()
-    values = Steps(ends, rewards, torch.full((8,), 2)).signal()
-    kept = gv.keep_groups(values, torch.arange(8) // 2)
-    assert kept.tolist() == [False, False, True, True, True, True, True, True]
-    assert values.nansum(1).tolist() == [2, 1, 2, 1, 1, 1, 2, 2]
+    """Groups of two: equal steps, other steps, equal responses of unequal steps, equal totals, steps in no place twice,
+    and a difference to a response that does not count.
+    """
+    ends = torch.tensor(
+        [[1, 2], [1, 0], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [2, 0], [1, 0], [0, 2], [1, 2], [1, 2]]
+    )
+    rewards = [[1, 1], [1, 0], [1, 1], [1, 0], [0, 1], [0, 1], [1, 1], [2, 0], [1, 0], [0, 2], [1, 1], [0, 1]]
+    steps = Steps(ends, torch.tensor(rewards).float(), torch.full((12,), 2))
+    valid = torch.arange(12) != 11
+    assert steps.with_signal(torch.arange(12) // 2, valid).view(6, 2).tolist() == [
+        [kept] * 2 for kept in (False, True, True, True, True, False)
+    ]
 
 
 BAD = {

@@ -1,12 +1,13 @@
 """Dynamic sampling in real TRL runs: which groups are drawn again, what the step trains on, what the log says."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import tiny_model
 import torch
-from datasets import Dataset
-from grpo_variants_trl.prompts import PromptStream
+from datasets import Dataset, IterableDataset
+from grpo_variants_trl.prompts import PromptStream, task_text
 from grpo_variants_trl.refill import NoSignalError
 from grpo_variants_trl.trainer import STATE_FILE
 from trl_runs import logged, make, recorded
@@ -118,6 +119,17 @@ def test_logs_are_those_of_the_batch_and_the_cost_is_logged_apart(tmp_path):
     assert log["num_tokens"] == seen_tokens + prompt_tokens
 
 
+def test_an_extra_column_that_has_not_one_value_a_response_is_named(tmp_path):
+    def reward(log_extra, **kwargs):
+        log_extra("once", [1])
+        return [float(i % 2) for i in range(len(kwargs["prompts"]))]
+
+    with pytest.raises(
+        ValueError, match=r"^log_extra\('once'\) was given 1 values for 16 responses; give one a response"
+    ):
+        batch_of(trainer_of(tmp_path, reward))
+
+
 def test_extra_columns_and_metrics_of_reward_functions_survive_a_refill(tmp_path):
     scripted = Scripted("s0s1", "s0ss")
 
@@ -163,6 +175,22 @@ def test_no_signal_at_all_ends_with_what_was_seen(tmp_path):
     )
     trainer = trainer_of(tmp_path, Scripted("0010", "1001", then="0"), "gv_dapo,filter.max_rounds=1")
     with pytest.raises(NoSignalError, match=r"3 all right, 5 all wrong, .* mean reward 0.375, success rate 0.375"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("statistics", ["keep", "drop"])
+def test_where_no_response_counts_it_says_so_and_blames_no_task(tmp_path, statistics):
+    """Rewards are missing, or every response is truncated and statistics leave those out."""
+
+    def reward(completions, **kwargs):
+        return [None if statistics == "keep" else float(i % 2) for i in range(len(completions))]
+
+    spec = f"gv_dapo,overlong.statistics={statistics},filter.max_rounds=1"
+    trainer = trainer_of(tmp_path, reward, spec)
+    trainer._generate_single_turn = lambda ids, *given: ([[tiny_model.ONE] * 6 for _ in ids], None)
+    with pytest.raises(
+        NoSignalError, match=r"among 8 prompts, in 1 rounds .* 64 prompts: no response counts, since no "
+    ):
         trainer.train()
 
 
@@ -307,7 +335,44 @@ def test_data_sets_that_cannot_refill_are_refused_at_the_start(tmp_path):
         make(tmp_path, "gv_reinforce,filter=zero_variance", num_generations=1)
 
 
+def test_refilled_rows_are_as_the_hosts_own(tmp_path):
+    """One object a response, and no column that the host leaves out."""
+    rows = numbered().map(lambda row: {"notes": {"text": row["prompt"]}, "answer": 1})
+    trainer = make(tmp_path, "gv_dapo", train_dataset=rows)
+    first, second = trainer._refill._draw(2, set())[:2]
+    assert first == second
+    assert first["notes"] is not second["notes"]
+    assert set(first) == {"prompt", "notes", "answer"}
+    trainer = make(tmp_path, "gv_dapo", train_dataset=rows, remove_unused_columns=True)
+    assert [set(row) for row in trainer._refill._draw(2, set())] == [{"prompt"}] * 8
+
+
+def generated(count):
+    """A stream that does not know its columns."""
+    return IterableDataset.from_generator(lambda: ({"prompt": " ".join(f"{i + 1:b}")} for i in range(count)))
+
+
+def test_a_stream_that_does_not_know_its_columns_refills(tmp_path):
+    scripted = Scripted("s0s1", "s0ss")
+    flags = dict(per_device_train_batch_size=4 * G, max_steps=1, remove_unused_columns=True)
+    trainer = make(tmp_path, "gv_dapo,overlong=keep", rewards=[scripted], train_dataset=generated(64), **flags)
+    trainer.train()
+    assert logged(trainer, "gv/filter/rounds") == [1]
+    first, second = (set(call["prompts"]) for call in scripted.seen)
+    assert len(first | second) == 8
+
+
 # The stream of prompts
+
+
+def test_a_task_is_the_prompt_or_with_environments_the_whole_row():
+    plain, playing = SimpleNamespace(environment_factories=None), SimpleNamespace(environment_factories={None: object})
+    rows = [{"prompt": [{"role": "user", "content": ""}], "level": level} for level in (1, 2)]
+    assert len({task_text(plain, row) for row in rows}) == 1
+    assert len({task_text(playing, row) for row in rows}) == 2
+    assert task_text(plain, {"prompt": "0 1", "level": 1}) == "0 1"
+    assert task_text(playing, {"level": 1}) == '{"level": 1}'
+    assert task_text(plain, {"prompt": [object()]}) is None
 
 
 def take(stream, count, **options):
@@ -322,6 +387,21 @@ def test_every_epoch_has_every_prompt_once_in_another_order():
     assert take(PromptStream(numbered(8), seed=3, shuffle=True), 8) == epochs[0]
     assert take(PromptStream(numbered(8), seed=4, shuffle=True), 8) != epochs[0]
     assert take(PromptStream(numbered(3), seed=3, shuffle=False), 4) == ["1", "1 0", "1 1", "1"]
+
+
+def test_a_stream_is_shuffled_anew_every_epoch_too():
+    """In its own order it would give the prompts that the host's next batches have."""
+
+    def epochs(shuffle):
+        stream = PromptStream(generated(8), seed=3, shuffle=shuffle)
+        return [take(stream, 8) for _ in range(3)]
+
+    in_order = take(PromptStream(numbered(8), seed=3, shuffle=False), 8)
+    assert epochs(False) == [in_order] * 3
+    assert all(sorted(epoch) == sorted(in_order) for epoch in epochs(True))
+    assert len({tuple(epoch) for epoch in [in_order, *epochs(True)]}) == 4
+    with pytest.raises(ValueError, match="the stream of prompts is empty; give a data set with rows"):
+        take(PromptStream(generated(0), seed=3, shuffle=False), 1)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -340,6 +420,6 @@ def test_a_place_in_the_stream_is_found_again(streamed):
 
 def test_prompts_of_the_batch_are_passed_over_while_there_are_others():
     stream = PromptStream(numbered(4), seed=0, shuffle=False)
-    assert take(stream, 2, avoid={"1", "1 1"}) == ["1 0", "1 0 0"]
+    assert take(stream, 2, known=lambda row: row["prompt"] in {"1", "1 1"}) == ["1 0", "1 0 0"]
     assert stream.drawn == 4
-    assert len(take(stream, 2, avoid={"1", "1 0", "1 1", "1 0 0"})) == 2
+    assert len(take(stream, 2, known=lambda row: True)) == 2

@@ -91,6 +91,31 @@ def test_a_users_trainer_keeps_its_overrides(tmp_path):
     assert abs(once.seen[0][0]) > 1e-3
 
 
+class OwnLoss(GRPOTrainer):
+    """Replaces the loss, and with it the variant's."""
+
+    def _compute_loss(self, model, inputs):
+        return sum(p.sum() for p in model.parameters() if p.requires_grad)
+
+
+class OwnRollouts(GRPOTrainer):
+    """Replaces the rollouts, and with them the variant's advantages."""
+
+    def _generate_and_score_completions(self, inputs):
+        ids = torch.ones(len(inputs), 2, dtype=torch.long)
+        masks = {"prompt_mask": ids, "completion_mask": ids}
+        return {"prompt_ids": ids, "completion_ids": ids, **masks, "advantages": torch.ones(len(inputs))}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "method"), [(OwnLoss, "_compute_loss"), (OwnRollouts, "_generate_and_score_completions")]
+)
+def test_a_users_trainer_that_replaces_the_variant_is_refused_at_its_first_step(tmp_path, trainer, method):
+    text = f"^loss_type='gv_dr_grpo' has no effect: {trainer.__name__}.{method} does not call super"
+    with gvt.registered(), pytest.raises(RuntimeError, match=text):
+        trained(tmp_path, "gv_dr_grpo", trainer)
+
+
 def test_a_users_trainer_without_a_variant_is_not_touched(tmp_path):
     plain = doubled(tmp_path / "a", 2, "dr_grpo")
     with gvt.registered():

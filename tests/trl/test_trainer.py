@@ -106,6 +106,22 @@ def test_evaluation_uses_its_own_group_size(tmp_path):
     )
 
 
+def test_evaluation_stays_evaluation_where_generation_leaves_the_model_in_training(tmp_path, monkeypatch):
+    """As TRL's continuous batching does."""
+    generate = GRPOTrainer._generate_single_turn
+
+    def leaves(self, *args, **options):
+        generated = generate(self, *args, **options)
+        self.model.train()
+        return generated
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", leaves)
+    trainer = make(tmp_path, "gv_grpo", eval_dataset=tiny_model.dataset(4), num_generations_eval=2)
+    found = trainer.evaluate()
+    assert found["eval_gv/ratio/mean"] == pytest.approx(1, abs=1e-5)
+    assert not trainer._metrics["train"]
+
+
 def test_off_policy_iterations_have_ratios_and_clipping(tmp_path):
     trainer = make(tmp_path, "gv_gspo", num_iterations=3, learning_rate=2e-2, max_steps=3)
     trainer.train()
@@ -268,6 +284,27 @@ def test_a_run_that_failed_in_the_middle_of_a_step_starts_a_new_one(tmp_path):
         trainer.train()
     trainer.train()
     assert trainer.state.global_step == 2
+
+
+def test_steps_are_whole_again_after_an_interruption(tmp_path):
+    """The second micro-batch of a step fails; the next run starts with new rollouts, and its counts are exact."""
+    flags = dict(rewards=[tiny_model.ones], gradient_accumulation_steps=2, max_steps=3)
+    trainer = make(tmp_path, "gv_dapo,filter=none", **flags)
+    compute, calls = trainer._compute_loss, []
+
+    def interrupted(model, inputs):
+        calls.append(trainer._step)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return compute(model, inputs)
+
+    trainer._compute_loss = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert calls == [0, 1, 2, 3, *range(6)]
+    # On policy each step's mean ratio is 1; what the interrupted one had measured is in none of them.
+    assert logged(trainer, "gv/ratio/mean")[-3:] == pytest.approx([1] * 3, abs=1e-5)
 
 
 def test_a_nan_at_a_valid_token_is_not_hidden(tmp_path):
