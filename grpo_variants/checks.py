@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher
+
+# Share of matching letters from which a word counts as mistyped rather than as another word; difflib's own cutoff.
+_NEAR = 0.6
 
 
 def check_number(
@@ -43,6 +46,8 @@ def check_choice(where: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion for a mistyped word, or the empty string."""
-    close = get_close_matches(word, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    """The known words nearest to a mistyped one, whatever its case, as a sentence; the empty string if none is near."""
+    likeness = {k: SequenceMatcher(None, k.lower(), word.lower()).ratio() for k in known}
+    best = max(likeness.values(), default=0.0)
+    nearest = [repr(k) for k, ratio in likeness.items() if ratio == best >= _NEAR]
+    return f" Did you mean {' or '.join(nearest)}?" if nearest else ""

@@ -133,18 +133,20 @@ def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = Non
     )
 
 
-def as_floating(value: Any, device: torch.device | None = None) -> Tensor:
-    """Tensor in float32, or float64 where it came as such; None becomes NaN."""
+def as_floating(value: Any, device: torch.device | None = None, *, name: str = "values") -> Tensor:
+    """Tensor in float32, or float64 where it came as such; None becomes NaN. Raises ValueError for text."""
     if isinstance(value, Sequence):
-        value = torch.tensor([_filled(row) for row in value])
+        value = torch.tensor([_filled(row, name) for row in value])
     tensor: Tensor = torch.as_tensor(value, device=device)
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _filled(value: Any) -> Any:
+def _filled(value: Any, name: str) -> Any:
     """None as NaN, in a number or in a row of numbers."""
+    if isinstance(value, str):
+        raise ValueError(f"{name} holds the text {value!r}; allowed: numbers, and None or NaN where one is missing.")
     if isinstance(value, Sequence):
-        return [_filled(x) for x in value]
+        return [_filled(x, name) for x in value]
     return float("nan") if value is None else value
 
 
@@ -153,7 +155,7 @@ def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
         if token_rewards is None:
             raise ValueError("rewards= is missing: give [N] or [N, K] rewards, or token_rewards= [N, T].")
         return token_rewards.nansum(1, keepdim=True)
-    rewards = as_floating(rollouts.rewards)
+    rewards = as_floating(rollouts.rewards, name="rewards")
     if rewards.dim() not in (1, 2):
         raise ValueError(f"rewards has shape {tuple(rewards.shape)}; allowed: [N], or [N, K] for K reward functions.")
     return rewards if rewards.dim() == 2 else rewards.unsqueeze(1)
@@ -162,7 +164,7 @@ def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
 def _total(components: Tensor, weights: Tensor | Sequence[float] | None) -> Tensor:
     """Weighted sum over the reward functions that gave a value: [N, K] -> [N]."""
     if weights is not None:
-        w = as_floating(weights, components.device)
+        w = as_floating(weights, components.device, name="reward_weights")
         if w.shape != (components.shape[1],):
             raise ValueError(
                 f"reward_weights has shape {tuple(w.shape)}; rewards has {components.shape[1]} reward "
@@ -174,7 +176,7 @@ def _total(components: Tensor, weights: Tensor | Sequence[float] | None) -> Tens
 
 
 def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor:
-    value = as_floating(greedy, components.device)
+    value = as_floating(greedy, components.device, name="greedy_rewards")
     value = value.unsqueeze(1) if value.dim() == 1 else value
     _check_length("greedy_rewards", value.shape[0], components.shape[0])
     if value.shape[1] == 1 and components.shape[1] > 1:  # a total was given, already weighted

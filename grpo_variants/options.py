@@ -107,7 +107,14 @@ def _start(variant: Variant, choices: Mapping[str, Any]) -> tuple[dict[str, list
 
 def _check_axis(name: str, axis: str) -> None:
     if axis not in AXES:
-        raise ValueError(f"{name}: unknown axis {axis!r}; axes: {', '.join(AXES)}.{did_you_mean(axis, AXES)}")
+        hint = _as_a_field(axis) or did_you_mean(axis, AXES)
+        raise ValueError(f"{name}: unknown axis {axis!r}; axes: {', '.join(AXES)}.{hint}")
+
+
+def _as_a_field(word: str) -> str:
+    """Where a word that is no axis is a field, as in `beta=0.1` for `kl.beta=0.1`; the empty string if nowhere."""
+    axes = [axis for axis, entry in AXES.items() if any(word in _fields_of(part) for part in entry.choices.values())]
+    return f" {word!r} is a field: write {' or '.join(f'{axis}.{word}' for axis in axes)}." if axes else ""
 
 
 def _check_choices(name: str, axis: str, choice: str) -> None:
@@ -207,7 +214,7 @@ def _field_error(name: str, axis: str, field: str, parts: list[_Draft], found: i
         both = " or ".join(f"{axis}.{d.choice}.{field}" for d in parts if field in d.fields)
         return f"{name}: {axis}.{field} could mean several parts of {axis}={choice}; write {both}."
     own = [f for draft in parts for f in draft.fields]
-    elsewhere = [w for w, c in AXES[axis].choices.items() if isinstance(c, type) and field in _hints(c)]
+    elsewhere = [word for word, part in AXES[axis].choices.items() if field in _fields_of(part)]
     text = f"{name}: {axis}={choice} has no field {field!r}; its fields: {', '.join(own) or 'none'}."
     text += did_you_mean(field, own)
     if elsewhere:
@@ -224,6 +231,11 @@ def _build(name: str, axis: str, drafts: list[_Draft]) -> Any:
     if AXES[axis].joins:
         return tuple(part for part in parts if part is not None)
     return parts[0]
+
+
+def _fields_of(part: object) -> Mapping[str, Any]:
+    """The fields of a choice, by name; none for a plain word or for no part."""
+    return _hints(part) if isinstance(part, type) else {}
 
 
 @cache

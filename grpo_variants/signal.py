@@ -63,7 +63,7 @@ def group_signal(
     kept: [N] bool, whose group has signal where the rewards do not show it, such as by steps; unset, `keep_groups`.
     Returns a `GroupSignal`. It decides nothing: what dynamic sampling keeps is `keep_groups`.
     """
-    table = as_floating(rewards)
+    table = as_floating(rewards, name="rewards")
     table = table if table.dim() == 2 else table.unsqueeze(1)
     usable = ~table.isnan().all(1)
     if valid is not None:

@@ -69,7 +69,8 @@ def show(
     given = dict.fromkeys(full_keys(variant, read_options(spec.partition(",")[2])), "spec string")
     origins = value_origins(variant, given)
     console = Console(highlight=False)
-    console.print(f"[bold]{variant}[/bold]\n{variant.summary}\n\n{variant.formula}\n", soft_wrap=True)
+    whose = "" if str(variant) == variant.name else f"{variant.name} as registered, without your changes: "
+    console.print(f"[bold]{variant}[/bold]\n{whose}{variant.summary}\n\n{variant.formula}\n", soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("key", no_wrap=True)
     table.add_column("value", overflow="fold")

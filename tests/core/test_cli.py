@@ -112,7 +112,9 @@ def test_show_gives_formula_values_origins_references_and_host_verdicts(run):
     status, out, err = run("show", "dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01", columns=200)
     variant = gv.get("dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01")
     assert (status, err) == (0, "")
-    assert out.startswith(f"{variant}\n{variant.summary}\n\n{variant.formula}\n")
+    whose = "dapo as registered, without your changes: "
+    assert out.startswith(f"{variant}\n{whose}{variant.summary}\n\n{variant.formula}\n")
+    assert run("show", "dapo", columns=200)[1].startswith(f"dapo\n{variant.summary}\n\n{variant.formula}\n")
     rows = table(out)
     assert list(rows) == list(resolved_values(variant))
     assert rows["surrogate.high"] == ("0.3", "spec string")

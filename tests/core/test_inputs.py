@@ -64,6 +64,7 @@ FULL = torch.ones(2, 3)
             "state= has no effect: grpo remembers nothing of earlier steps. Leave it out.",
         ),
         ("nope", TWO, "unknown variant 'nope'"),
+        ("grpo", TWO | {"rewards": ["yes", 0.0]}, "rewards holds the text 'yes'; allowed: numbers, and None or NaN"),
     ],
 )
 def test_advantages_refuse_with_the_name_of_the_input(spec, inputs, message):

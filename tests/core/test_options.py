@@ -223,9 +223,14 @@ def test_a_penalty_in_the_reward_is_not_weighted_by_the_ratio():
 REFUSALS = {
     "grpoo": ["unknown variant 'grpoo'; known: reinforce, rloo, grpo", "Did you mean 'grpo'?"],
     "": ["unknown variant ''; known: "],
+    "DAPO": ["unknown variant 'DAPO'; known: ", "Did you mean 'dapo'?"],
+    "dpao": ["unknown variant 'dpao'; known: ", "Did you mean 'dapo' or 'gdpo' or 'dcpo'?"],
     # Axes and choices
     "grpo,surogate=clip": ["grpo: unknown axis 'surogate'; axes: selection, transform,", "Did you mean 'surrogate'?"],
     "grpo,surogate.high=1": ["grpo: unknown axis 'surogate'"],
+    "dapo,beta=0.1": ["dapo: unknown axis 'beta'; axes: ", "overlong, conventions. 'beta' is a field: write kl.beta."],
+    "dapo,low=0.1": ["dapo: unknown axis 'low'; axes: ", "'low' is a field: write surrogate.low or correction.low."],
+    "grpo,kl=K3,kl.beta=0.1": ["grpo: kl='K3' is unknown", "Did you mean 'k3'?"],
     "grpo,surrogate=clop": ["grpo: surrogate='clop' is unknown; choices of surrogate: ", "Did you mean 'clip'?"],
     "grpo,kl=k1+k2": ["grpo: kl='k1+k2' is unknown; choices of kl: none, k1, k2, k3, abs."],
     "grpo,singleton=drop": ["grpo: singleton='drop' is unknown; choices of singleton: zero, raw."],
