@@ -8,9 +8,12 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from grpo_variants.catalogue import names
+from grpo_variants.checks import did_you_mean
 from grpo_variants_trl.flags import (
     CLIP_MAX_UNSET,
     FLAGS,
+    PREFIX,
     TRL_DEFAULTS,
     Choice,
     changed_flags,
@@ -21,6 +24,8 @@ from grpo_variants_trl.flags import (
 )
 from grpo_variants_trl.moving_reference import check_reset
 
+# What GRPOTrainer of TRL 1.16 computes itself; any other word would fail in its first backward pass only.
+BUILT_IN = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
 _HELP = {f.name: f.metadata.get("help", "") for f in fields(GRPOConfig)}
 
 
@@ -84,6 +89,7 @@ class VariantGRPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         """Resolve the variant, give TRL the values that it reads, and run TRL's own checks."""
+        self._check_words()
         given = {name: getattr(self, name) for name in FLAGS if not _is_unset(getattr(self, name), name)}
         self.choice: Choice | None = choose(self.loss_type, given) if is_variant(self.loss_type) else None
         values = TRL_DEFAULTS | given if self.choice is None else native_values(self.choice.variant)
@@ -105,6 +111,22 @@ class VariantGRPOConfig(GRPOConfig):
             if not self._may_do_without_group(error):
                 raise
         check_reset(self, None if self.choice is None else self.choice.variant)
+
+    def _check_words(self) -> None:
+        """Raise ValueError for a loss type that nobody knows, and for a part of a response."""
+        if not is_variant(self.loss_type) and self.loss_type not in BUILT_IN:
+            known = [*BUILT_IN, *(PREFIX + name for name in names())]
+            word = self.loss_type.partition(",")[0]
+            hint = f" Did you mean '{PREFIX}{self.loss_type}'?" if word in names() else did_you_mean(word, known)
+            raise ValueError(
+                f"loss_type={self.loss_type!r} is unknown; allowed: {PREFIX} and a variant's name or spec string, or "
+                f"TRL's own {', '.join(BUILT_IN)}.{hint}"
+            )
+        if is_variant(self.loss_type) and type(self.num_generations) is not int:
+            raise ValueError(
+                f"num_generations={self.num_generations!r} is not a whole number; allowed: the number of responses to "
+                "a prompt, at least 2, or 1 for a variant that compares no siblings."
+            )
 
     def _may_do_without_group(self, error: ValueError) -> bool:
         """Whether TRL's refusal of one response a prompt, the last of its checks that can fail here, does not apply."""

@@ -1,20 +1,21 @@
 """VariantGRPOConfig: TRL's own values with a built-in loss type, a variant from any way in, and what is too late."""
 
 import dataclasses
+import inspect
 import pickle
 import re
 
 import pytest
 import tiny_model
 from grpo_variants_trl import VariantGRPOConfig, VariantGRPOTrainer
+from grpo_variants_trl.config import BUILT_IN
 from grpo_variants_trl.flags import FLAGS
-from trl import GRPOConfig, TrlParser
+from trl import GRPOConfig, GRPOTrainer, TrlParser
 from trl_runs import lora, make
 
 import grpo_variants as gv
 
 COMMON = dict(output_dir="unused", use_cpu=True, bf16=False, report_to="none")
-BUILT_IN = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "luspo", "vespo"]
 # One explicit value a flag, none of them TRL's default.
 EXPLICIT = {
     "beta": 0.1,
@@ -170,6 +171,9 @@ def test_trls_other_checks_still_run_for_a_variant_without_group():
 
 
 UNKNOWN = {
+    "dapo,surrogate.high=0.3": "loss_type='dapo,surrogate.high=0.3' is unknown; allowed: gv_ and a variant's name or",
+    "gspo": "or TRL's own bnpo, cispo, dapo, dr_grpo, grpo, luspo, sapo, vespo. Did you mean 'gv_gspo'?",
+    "dr_grpoo": "Did you mean 'dr_grpo'?",
     "gv_nope": "unknown variant 'nope'; known: reinforce, rloo, grpo",
     "gv_dap": "Did you mean 'dapo'?",
     "gv_": "unknown variant ''; known:",
@@ -187,6 +191,20 @@ UNKNOWN = {
 def test_a_wrong_spec_fails_when_the_config_is_made(loss_type):
     with pytest.raises(ValueError, match=re.escape(UNKNOWN[loss_type])):
         config(loss_type)
+
+
+def test_trls_own_loss_types_are_those_that_its_trainer_computes():
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    compared = re.findall(r"self\.loss_type (?:==|in) (\[.*?\]|\".*?\")", source)
+    assert sorted(set(re.findall(r'"(\w+)"', " ".join(compared)))) == list(BUILT_IN)
+    for word in BUILT_IN:
+        assert config(word).choice is None
+
+
+@pytest.mark.parametrize("number", [2.5, 4.0, "4"])
+def test_a_part_of_a_response_is_refused(number):
+    with pytest.raises(ValueError, match=re.escape(f"num_generations={number!r} is not a whole number; allowed: the")):
+        config("gv_rloo", num_generations=number, per_device_train_batch_size=20)
 
 
 def test_approximate_windows_needs_a_variant():
