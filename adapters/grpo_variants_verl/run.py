@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo import core_algos
 
 from grpo_variants import verl_words as words
 from grpo_variants.aggregation import Constant, PromptMean, TokenMean
+from grpo_variants.catalogue import names
 from grpo_variants.correction import OffPolicyMask
 from grpo_variants.credit import Process
 from grpo_variants.mismatch import misled_by_truncation
@@ -48,14 +50,32 @@ class Run:
 
 
 def concerns(config: DictConfig) -> bool:
-    """Whether a configuration names anything of this package."""
-    names = (OmegaConf.select(config, words.ESTIMATOR), OmegaConf.select(config, words.LOSS_MODE))
-    named = any(str(name).startswith(words.PREFIX) for name in names)
+    """Whether a configuration names anything of this package, a variant without its gv_ included."""
+    given = {where: str(OmegaConf.select(config, where)) for where in (words.ESTIMATOR, words.LOSS_MODE)}
+    named = any(word.startswith(words.PREFIX) or _lacks_prefix(where, word) for where, word in given.items())
     return named or OmegaConf.select(config, NODE) is not None
+
+
+def _lacks_prefix(where: str, word: str) -> bool:
+    """Whether a word that verl does not know is the name of a variant."""
+    own = core_algos.ADV_ESTIMATOR_REGISTRY if where == words.ESTIMATOR else core_algos.POLICY_LOSS_REGISTRY
+    return word not in own and word.partition(",")[0] in names()
+
+
+def _check_words(config: DictConfig) -> None:
+    """Raise ValueError for a variant without its gv_, and for options that verl's own class would not take."""
+    for where in (words.ESTIMATOR, words.LOSS_MODE):
+        word = str(OmegaConf.select(config, where))
+        if _lacks_prefix(where, word):
+            raise ValueError(f"{where}={word!r} is none of verl's own; write {where}={words.PREFIX}{word}.")
+    target = str(OmegaConf.select(config, words.LOSS_TARGET))
+    if OmegaConf.select(config, words.LOSS_OPTIONS) is not None and target.startswith("verl."):
+        raise ValueError(f"{words.LOSS_OPTIONS} is not known to {target}; add {words.LOSS_TARGET}={words.LOSS_CONFIG}")
 
 
 def read_run(config: DictConfig) -> Run:
     """The run of a configuration; raises ValueError for a name or an option that does not exist."""
+    _check_words(config)
     estimator, loss = None, None
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
     if algorithm.get("grpo_variants") is not None:

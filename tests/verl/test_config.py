@@ -67,6 +67,18 @@ TOKEN_WEIGHTS = (
 REFUSED = {
     "unknown estimator": ([f"{ESTIMATOR}=gv_rlo"], r"adv_estimator='gv_rlo' is unknown.*Did you mean 'gv_rloo'\?"),
     "unknown loss": ([f"{LOSS}=gv_gsp"], r"loss_mode='gv_gsp' is unknown.*Did you mean 'gv_gspo'\?"),
+    "an estimator without gv_": (
+        [f"{ESTIMATOR}=dr_grpo"],
+        "adv_estimator='dr_grpo' is none of verl's own; write algorithm.adv_estimator=gv_dr_grpo",
+    ),
+    "a loss without gv_": (
+        [f"{LOSS}=dapo"],
+        "loss_mode='dapo' is none of verl's own; write .*policy_loss.loss_mode=gv_dapo",
+    ),
+    "loss options without their class": (
+        [f"{LOSS}=gv_dapo", loss_options("surrogate.high=0.3")[1]],
+        "options is not known to verl.workers.config.PolicyLossConfig; add .*_target_=grpo_variants_verl.Variant",
+    ),
     "options in an estimator's name": (
         [f"{ESTIMATOR}='gv_grpo,scale=none'"],
         r"algorithm.adv_estimator=gv_grpo '\+algorithm.grpo_variants.options=\"scale=none\"'",
