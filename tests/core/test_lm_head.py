@@ -320,9 +320,10 @@ def test_a_wrong_foresight_is_found_out_and_the_gradient_is_right(wrong):
 
 def test_a_second_backward_pass_computes_again():
     inputs, slope = operands(), torch.linspace(-1, 1, N, dtype=torch.float64)
-    found = scores(*inputs, foresight=Foresight(lambda logp, at: slope[at]))
-    first, second = (gradients(found, inputs[:3], (slope, None)) for _ in range(2))
-    assert_close(first, second)
+    found, wanted = scores(*inputs, foresight=Foresight(lambda logp, at: slope[at])), written_out(*inputs)
+    for factor in (3.0, 1.0):
+        ours, theirs = (gradients(values, inputs[:3], (factor * slope, None)) for values in (found, wanted))
+        assert_close(ours, theirs)
 
 
 def test_foresight_without_gradient_or_tokens_is_harmless(projected):
