@@ -8,7 +8,6 @@ logit scale) stays TRL's. Only labelled positions reach it: the completion, and 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.trainer import utils as host
 
 from grpo_variants.fast.lm_head import Foresight, LMHead, dtype_of_products
+from grpo_variants.fast.switch import OFF, VARIABLE, current
 from grpo_variants.fast.token_gradient import foresee, per_token
 from grpo_variants_trl.windows import Window, loss_mask
 
@@ -111,8 +111,8 @@ class ChunkedHead:
 
 def obstacle(args: Any, device: torch.device) -> str | None:
     """Why a run keeps TRL's LM head, or None."""
-    if os.environ.get("GRPO_VARIANTS_FAST") == "0":
-        return "GRPO_VARIANTS_FAST=0"
+    if current() == OFF:
+        return f"{VARIABLE}=0"
     if device.type not in DEVICES:
         return f"the chunked one was not measured on {device.type}, where TRL has kernels of its own"
     if args.torch_compile:

@@ -1,6 +1,8 @@
 """The chunked LM head against the head written out: values, gradients, what is computed, what is held in memory."""
 
 import math
+import re
+from pathlib import Path
 
 import cases
 import pytest
@@ -13,6 +15,7 @@ from grpo_variants.fast import lm_head
 from grpo_variants.fast.lm_head import Foresight, LMHead
 from grpo_variants.fast.token_gradient import foresee, per_token
 
+ROOT = Path(__file__).parents[2]
 N, H, V = 7, 5, 11
 
 OPTIONS = [
@@ -430,3 +433,25 @@ def test_of_a_linear_layer():
     hidden, _, _, targets = operands()
     out = LMHead.of(layer, temperature=0.5)(hidden, targets)
     assert_close(out.logp, written_out(hidden, layer.weight, layer.bias, targets, temperature=0.5)[0])
+
+
+def test_the_example_of_the_docs_runs():
+    block = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "performance.md").read_text(), re.DOTALL).group(1)
+    model = torch.nn.Linear(H, V)
+    model.get_output_embeddings = lambda: model
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    names = {
+        "gv": gv,
+        "torch": torch,
+        "model": model,
+        "mask": mask,
+        "hidden": torch.randn(2, 3, H),
+        "targets": torch.randint(V, (2, 3)),
+        "old_logp": -torch.rand(2, 3),
+        "advantages": torch.tensor([1.0, -1.0]),
+        "variant": gv.get("dr_grpo,aggregation.length=3"),
+        "counts": gv.Counts.of(mask),
+    }
+    exec(block, names)
+    wanted = written_out(names["hidden"], model.weight, model.bias, names["targets"], temperature=0.9)[0]
+    assert_close(names["scores"].logp, torch.where(mask, wanted, 0.0))
