@@ -32,7 +32,7 @@ from benchmarks.measure import counted, interleaved, peak_bytes
 from benchmarks.report import judge, plot, table
 
 # Modules with a tuple CASES. A further one is a line here and its bars in bars.toml.
-MODULES = ("advantages", "losses", "lm_head")
+MODULES = ("advantages", "losses", "lm_head", "training")
 ROUNDS = {"quick": 7, "full": 15}
 
 

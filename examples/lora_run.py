@@ -145,8 +145,10 @@ class Display(TrainerCallback):
         self.progress.update(self.task, completed=step)
         if step % self.every == 0:
             length, entropy = logs["completions/mean_length"], logs["entropy"]
+            rounds = logs.get("gv/filter/rounds")
             self.progress.console.print(
                 f"step {step:>3}   reward {logs['reward']:.2f}   answer length {length:4.1f}   entropy {entropy:.2f}"
+                + ("" if rounds is None else f"   rounds of new prompts {rounds:.0f}")
             )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from grpo_variants import Counts, Tokens, Variant, policy_loss, row_weights
+from grpo_variants.fast.switch import OFF, VARIABLE, current
 from grpo_variants_trl.windows import KEEP, Window, loss_mask
 
 _WEIGHT = "gv_weight"
@@ -56,6 +57,10 @@ def choose_packing(trainer: Any, asked: bool | None) -> tuple[Packing | None, st
     """
     if asked is False:
         return None, "all responses are scored, as TRL deals them (skip_zero_gradient_rows=False)."
+    if current() == OFF:
+        if asked:
+            raise ValueError(f"skip_zero_gradient_rows=True contradicts {VARIABLE}={OFF}. Set one of them.")
+        return None, f"all responses are scored, as TRL deals them ({VARIABLE}={OFF})."
     fixed = next(_against_packing(trainer), None)
     kept = fixed or next(_against_skipping(trainer), None)
     if asked and kept is not None:

@@ -269,6 +269,15 @@ def test_what_is_done_is_printed_at_the_start(tmp_path, capsys):
     assert "as TRL deals them (skip_zero_gradient_rows=False)." in capsys.readouterr().out
 
 
+def test_the_switch_of_everything_fast_switches_it_off(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPO_VARIANTS_FAST", "0")
+    trainer = make(tmp_path, "gv_dr_grpo")
+    assert trainer._packing is None
+    assert trainer._packing_text == "all responses are scored, as TRL deals them (GRPO_VARIANTS_FAST=0)."
+    with pytest.raises(ValueError, match="skip_zero_gradient_rows=True contradicts GRPO_VARIANTS_FAST=0"):
+        make(tmp_path, "gv_dr_grpo", skip_zero_gradient_rows=True)
+
+
 def test_it_has_no_effect_on_a_built_in_loss_and_says_so(tmp_path):
     with pytest.raises(
         ValueError, match="skip_zero_gradient_rows=True has no effect with the built-in loss_type='grpo'"

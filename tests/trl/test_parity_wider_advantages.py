@@ -5,6 +5,7 @@ import json
 import pytest
 import tiny_model
 import torch
+from grpo_variants_trl.rollout import prompt_keys
 from grpo_variants_trl.trainer import STATE_FILE
 from parity import words
 from torch.testing import assert_close
@@ -130,12 +131,11 @@ def test_prompts_are_remembered_by_their_text(tmp_path):
 
 
 def test_a_conversation_is_a_key_too():
-    from grpo_variants_trl.rollout import _prompt_text
-
     prompt = [{"role": "user", "content": "Why?"}]
-    assert _prompt_text(prompt) == _prompt_text([{"content": "Why?", "role": "user"}])
+    one, other = prompt_keys([{"prompt": prompt}, {"prompt": [{"content": "Why?", "role": "user"}]}])
+    assert one == other
     with pytest.raises(ValueError, match=r"needs them as text, and this one holds something else"):
-        _prompt_text([{"role": "user", "content": object()}])
+        prompt_keys([{"prompt": [{"role": "user", "content": object()}]}])
 
 
 def test_evaluation_leaves_no_trace(tmp_path):
