@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grpo_variants.checks import did_you_mean
 from grpo_variants.credit import Rule
+from grpo_variants.fast.advantages import fast_advantages
 from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, read_rollouts
 from grpo_variants.memory import Memory
 from grpo_variants.options import resolve
@@ -45,6 +46,9 @@ def advantages(
     variant = resolve(variant)
     _check_state(variant, state)
     rollouts = _as_rollouts(rewards, groups, inputs)
+    value = fast_advantages(variant, rollouts)
+    if value is not None:
+        return value
     samples = read_rollouts(rollouts, variant.singleton, state)
     penalty = variant.kl if variant.kl is not None and variant.kl.placement == "reward" else None
     with torch.no_grad():

@@ -132,7 +132,7 @@ def weights_of_rows(
     rule: Aggregation,
     lengths: Tensor,
     counts: Counts,
-    groups: Sequence[Hashable] | Tensor | None = None,
+    groups: Groups | Sequence[Hashable] | Tensor | None = None,
 ) -> Tensor:
     """A rule's weights [N] for the responses of `lengths`, which hold whole groups where it asks for them."""
     group_tokens = None

@@ -3,33 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Which group each of N samples belongs to: dense ids in [0, count)."""
+    """Which group each of N samples belongs to: dense ids in [0, count).
+
+    keys: what the groups are called, in the order of the dense ids. each: where every group lies in one piece and all
+    are of one size, that size. `gv.advantages`, `gv.row_weights` and `gv.Tokens` take an object of this class for
+    groups, so that ids are made dense once and not at every call.
+    """
 
     ids: Tensor
     count: int
+    keys: tuple[Hashable, ...] = ()
+    each: int | None = None
 
     @classmethod
-    def of(cls, groups: Sequence[Hashable] | Tensor, device: torch.device | str = "cpu") -> Groups:
+    def of(cls, groups: Groups | Sequence[Hashable] | Tensor, device: torch.device | str = "cpu") -> Groups:
         """Dense ids from any hashable ids (prompts, uuids, tuples, integers), in order of first appearance.
 
         Raises TypeError for ids that cannot be hashed.
         """
-        if isinstance(groups, Tensor):
-            groups = groups.reshape(-1).tolist()
-        seen: dict[Hashable, int] = {}
+        if isinstance(groups, Groups):
+            return groups if groups.ids.device == torch.device(device) else replace(groups, ids=groups.ids.to(device))
+        ids = groups.reshape(-1).tolist() if isinstance(groups, (Tensor, np.ndarray)) else list(groups)
         try:
-            dense = [seen.setdefault(g, len(seen)) for g in groups]
+            return cls._in_runs(ids, device) or cls._hashed(ids, device)
         except TypeError as error:
             raise TypeError(f"groups: ids must be hashable ({error}); give a string, an integer or a tuple.") from None
-        return cls(torch.tensor(dense, dtype=torch.long, device=device), len(seen))
+
+    @classmethod
+    def _in_runs(cls, ids: list[Hashable], device: torch.device | str) -> Groups | None:
+        """Groups of one size in one piece each, by comparing neighbours; None for any other."""
+        hash(ids[0] if ids else None)
+        size = next((n for n, key in enumerate(ids) if key != ids[0]), len(ids))
+        if not size or len(ids) % size:
+            return None
+        keys = dict.fromkeys(ids[::size])
+        heads = list(keys)
+        if len(heads) * size != len(ids) or any(ids[n::size] != heads for n in range(1, size)):
+            return None
+        dense = torch.arange(len(heads), device=device).repeat_interleave(size)
+        return cls(dense, len(heads), tuple(heads), size)
+
+    @classmethod
+    def _hashed(cls, ids: list[Hashable], device: torch.device | str) -> Groups:
+        keys = tuple(dict.fromkeys(ids))
+        place = {key: n for n, key in enumerate(keys)}
+        dense = np.fromiter(map(place.__getitem__, ids), dtype=np.int64, count=len(ids))
+        return cls(torch.from_numpy(dense).to(device), len(keys), keys)
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.ids)
 
     def __getitem__(self, rows: Tensor) -> Groups:
         """The same groups for a selection of samples."""

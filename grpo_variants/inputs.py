@@ -24,7 +24,8 @@ class Rollouts:
     Shapes: N responses, K reward functions, T tokens of a response.
 
     rewards: [N], or [N, K] with several reward functions; NaN or None is a missing reward.
-    groups: N hashable ids, equal for the responses of one prompt; may be uneven and interleaved.
+    groups: N hashable ids, equal for the responses of one prompt; may be uneven and interleaved. Or `Groups.of(ids)`
+        of `grpo_variants.groups`, which saves making them dense at every call.
     lengths: [N] number of loss tokens (default: counted from `mask`).
     valid: [N] bool; a response that is not valid is out of every statistic and gets advantage 0.
     mask: [N, T] loss mask; holes (tool output) are allowed.
@@ -38,7 +39,7 @@ class Rollouts:
     """
 
     rewards: Tensor | Sequence[Any] | None = None
-    groups: Sequence[Hashable] | Tensor | None = None
+    groups: Groups | Sequence[Hashable] | Tensor | None = None
     lengths: Tensor | Sequence[int] | None = None
     valid: Tensor | Sequence[bool] | None = None
     mask: Tensor | None = None
@@ -128,7 +129,7 @@ def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = Non
         greedy_rewards=None if greedy is None else _greedy_total(greedy, rollouts, components),
         singleton=singleton,
         rollouts=rollouts,
-        keys=tuple(dict.fromkeys(rollouts.groups.tolist() if isinstance(rollouts.groups, Tensor) else rollouts.groups)),
+        keys=groups.keys,
         state=state,
     )
 
@@ -190,16 +191,23 @@ def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor
 
 
 def _token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None]:
+    check_token_shapes(rollouts)
     mask = None if rollouts.mask is None else rollouts.mask.bool()
     tokens = None if rollouts.token_rewards is None else as_floating(rollouts.token_rewards)
-    named = {"mask": mask, "token_rewards": tokens}
-    named |= {n: getattr(rollouts, n) for n in ("step_ends", "old_logp", "ref_logp", "entropy", "sum_pi_squared")}
-    shapes = {name: tuple(value.shape) for name, value in named.items() if value is not None}
-    if len(set(shapes.values())) > 1 or any(len(shape) != 2 for shape in shapes.values()):
-        raise ValueError(f"token inputs must all be [N, T]; given: {shapes}.")
     if tokens is not None and mask is not None:
         tokens = select(mask, tokens)
     return tokens, mask
+
+
+_TOKEN_INPUTS = ("mask", "token_rewards", "step_ends", "old_logp", "ref_logp", "entropy", "sum_pi_squared")
+
+
+def check_token_shapes(rollouts: Rollouts) -> None:
+    """Raise ValueError unless the token inputs that are given are of one shape [N, T]."""
+    named = {name: getattr(rollouts, name) for name in _TOKEN_INPUTS}
+    shapes = {name: tuple(value.shape) for name, value in named.items() if value is not None}
+    if len(set(shapes.values())) > 1 or any(len(shape) != 2 for shape in shapes.values()):
+        raise ValueError(f"token inputs must all be [N, T]; given: {shapes}.")
 
 
 def _vector(name: str, value: Any, count: int, device: torch.device, dtype: torch.dtype, default: int) -> Tensor:
@@ -247,7 +255,7 @@ class Tokens:
     ref_logp: Tensor | None = None
     rollout_logp: Tensor | None = None
     entropy: Tensor | None = None
-    groups: Sequence[Hashable] | Tensor | None = None
+    groups: Groups | Sequence[Hashable] | Tensor | None = None
     row_weights: Tensor | None = None
     correction: Tensor | None = None
     keep: Tensor | None = None
@@ -336,7 +344,7 @@ class Counts:
     thresholds: Mapping[str, Number] | None = None
 
     @classmethod
-    def of(cls, mask: Tensor, groups: Sequence[Hashable] | Tensor | None = None, **given: Any) -> Counts:
+    def of(cls, mask: Tensor, groups: Groups | Sequence[Hashable] | Tensor | None = None, **given: Any) -> Counts:
         """Count a batch [B, T] that is a whole optimizer step on one rank; `given` sets the other fields."""
         lengths = mask.bool().sum(1)
         counted = {"tokens": lengths.sum(), "sequences": mask.shape[0], "nonempty": (lengths > 0).sum()}

@@ -10,6 +10,7 @@ from torch import Tensor
 from grpo_variants.aggregation import weights_of_rows
 from grpo_variants.correction import combined
 from grpo_variants.fast.loss import fast_loss
+from grpo_variants.groups import Groups
 from grpo_variants.inputs import Counts, Tokens, read_tokens
 from grpo_variants.masked import select
 from grpo_variants.metrics import Loss
@@ -49,7 +50,7 @@ def row_weights(
     variant: Variant | str,
     lengths: Tensor,
     counts: Counts,
-    groups: Sequence[Hashable] | Tensor | None = None,
+    groups: Groups | Sequence[Hashable] | Tensor | None = None,
 ) -> Tensor:
     r"""Weight \(w_i\) of each response in the loss \(\sum_i w_i \sum_t m_{it} x_{it}\).
 

@@ -1,0 +1,127 @@
+"""Advantages of whole groups that lie side by side, all of one size: a matrix with a group a row.
+
+Rewards are taken relative to their group's first one, so that a constant group is 0 to the last bit without looking for
+its minimum and maximum; mean and deviation are taken in two passes. Nothing but the result is as long as the rewards,
+and one matrix for the squares.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from grpo_variants.baseline import GroupMean, LeaveOneOut, LengthWeighted, NoBaseline
+from grpo_variants.credit import Outcome
+from grpo_variants.fast import switch
+from grpo_variants.groups import Groups
+from grpo_variants.inputs import Rollouts, as_floating, check_token_shapes
+from grpo_variants.scale import GroupStd, NoScale
+from grpo_variants.selection import Everyone
+from grpo_variants.transform import NoTransform
+from grpo_variants.variant import Variant
+
+
+@torch.no_grad()
+def fast_advantages(variant: Variant, rollouts: Rollouts) -> Tensor | None:
+    """`gv.advantages` [N], or None where the plain path has to do it: uneven groups, gaps, rules beyond the tables."""
+    if switch.current() == switch.OFF or not covers(variant) or rollouts.groups is None:
+        return None
+    rewards = _total(rollouts)
+    if rewards is None or not _is_whole(rollouts, len(rewards)):
+        return None
+    groups = Groups.of(rollouts.groups)
+    if groups.each is None or groups.each < 2 or len(groups) != len(rewards):
+        return None
+    rewards = rewards.view(-1, groups.each)
+    shifted = rewards - rewards[:, :1]
+    scale = DIVISORS[type(variant.scale)](variant.scale, shifted)
+    value = BASELINES[type(variant.baseline)](rewards, shifted, rollouts)
+    return value if value is None else (value if scale is None else value.div_(scale)).view(-1)
+
+
+def covers(variant: Variant) -> bool:
+    """Whether the tables have every part of the advantage rule."""
+    others = tuple(map(type, (variant.credit, variant.selection, variant.transform))) == (
+        Outcome,
+        Everyone,
+        NoTransform,
+    )
+    return (
+        others and not variant.kl_in_reward and type(variant.baseline) in BASELINES and type(variant.scale) in DIVISORS
+    )
+
+
+def _total(rollouts: Rollouts) -> Tensor | None:
+    """Rewards [N], several functions weighted and added; None where one is missing, or a shape is not allowed."""
+    if rollouts.rewards is None:
+        return None
+    rewards = as_floating(rollouts.rewards)
+    # On a CPU nothing has to be waited for. A sum is finite where every reward is.
+    if rewards.device.type != "cpu" or rewards.dim() not in (1, 2) or not bool(rewards.sum().isfinite()):
+        return None
+    columns = [rewards] if rewards.dim() == 1 else list(rewards.unbind(1))
+    if rollouts.reward_weights is not None:
+        weights = as_floating(rollouts.reward_weights).to(rewards.dtype)
+        if weights.shape != (len(columns),):
+            return None
+        columns = [column * weight for column, weight in zip(columns, weights, strict=True)]
+    return functools.reduce(torch.add, columns).contiguous() if rewards.numel() else None
+
+
+def _is_whole(rollouts: Rollouts, count: int) -> bool:
+    """Whether every response is there, and every shape is right."""
+    check_token_shapes(rollouts)
+    named = [torch.as_tensor(value) for value in (rollouts.valid, rollouts.lengths) if value is not None]
+    right = all(value.shape == (count,) for value in named) and rollouts.greedy_rewards is None
+    return right and (rollouts.valid is None or bool(named[0].all()))
+
+
+def _none(rewards: Tensor, shifted: Tensor, rollouts: Rollouts) -> Tensor:
+    return rewards.clone()
+
+
+def _group_mean(rewards: Tensor, shifted: Tensor, rollouts: Rollouts) -> Tensor:
+    return shifted - shifted.mean(1, keepdim=True)
+
+
+def _leave_one_out(rewards: Tensor, shifted: Tensor, rollouts: Rollouts) -> Tensor:
+    size = rewards.shape[1]
+    return _group_mean(rewards, shifted, rollouts).mul_(size / (size - 1))
+
+
+def _length_weighted(rewards: Tensor, shifted: Tensor, rollouts: Rollouts) -> Tensor | None:
+    lengths = rollouts.lengths
+    if lengths is None:
+        if rollouts.mask is None:
+            return None
+        lengths = rollouts.mask.bool().sum(1)
+    weight = torch.as_tensor(lengths).to(rewards.dtype).view(rewards.shape)
+    total = weight.sum(1, keepdim=True)
+    return None if bool((total == 0).any()) else shifted - (shifted * weight).sum(1, keepdim=True) / total
+
+
+BASELINES: Mapping[type, Callable[[Tensor, Tensor, Rollouts], Tensor | None]] = {
+    NoBaseline: _none,
+    GroupMean: _group_mean,
+    LeaveOneOut: _leave_one_out,
+    LengthWeighted: _length_weighted,
+}
+
+
+def _no_divisor(rule: NoScale, shifted: Tensor) -> None:
+    return None
+
+
+def _group_std(rule: GroupStd, shifted: Tensor) -> Tensor:
+    """What a group's advantages are divided by [P, 1]; infinity for a constant group, which then has advantage 0."""
+    size = shifted.shape[1]
+    deviation = torch.linalg.vector_norm(shifted - shifted.mean(1, keepdim=True), dim=1, keepdim=True)
+    std = deviation / max(size - rule.ddof, 1) ** 0.5
+    scale = std + rule.eps if rule.eps_in == "std" else (std.square() + rule.eps).sqrt()
+    return torch.where(std == 0, float("inf"), scale)
+
+
+DIVISORS: Mapping[type, Callable[..., Tensor | None]] = {NoScale: _no_divisor, GroupStd: _group_std}
