@@ -1,8 +1,7 @@
 """Advantages of whole groups that lie side by side, all of one size: a matrix with a group a row.
 
 Rewards are taken relative to their group's first one, so that a constant group is 0 to the last bit without looking for
-its minimum and maximum; mean and deviation are taken in two passes. Nothing but the result is as long as the rewards,
-and one matrix for the squares.
+its minimum and maximum; mean and deviation are taken in two passes. Nothing but the result is as long as the rewards.
 """
 
 from __future__ import annotations
@@ -36,9 +35,10 @@ def fast_advantages(variant: Variant, rollouts: Rollouts) -> Tensor | None:
     if groups.each is None or groups.each < 2 or len(groups) != len(rewards):
         return None
     rewards = rewards.view(-1, groups.each)
-    shifted = rewards - rewards[:, :1]
-    scale = DIVISORS[type(variant.scale)](variant.scale, shifted)
-    value = BASELINES[type(variant.baseline)](rewards, shifted, rollouts)
+    centred = rewards - rewards[:, :1]
+    centred -= centred.mean(1, keepdim=True)
+    scale = DIVISORS[type(variant.scale)](variant.scale, centred)
+    value = BASELINES[type(variant.baseline)](rewards, centred, rollouts)
     return value if value is None else (value if scale is None else value.div_(scale)).view(-1)
 
 
@@ -79,20 +79,20 @@ def _is_whole(rollouts: Rollouts, count: int) -> bool:
     return right and (rollouts.valid is None or bool(named[0].all()))
 
 
-def _none(rewards: Tensor, shifted: Tensor, rollouts: Rollouts) -> Tensor:
+def _none(rewards: Tensor, centred: Tensor, rollouts: Rollouts) -> Tensor:
     return rewards.clone()
 
 
-def _group_mean(rewards: Tensor, shifted: Tensor, rollouts: Rollouts) -> Tensor:
-    return shifted - shifted.mean(1, keepdim=True)
+def _group_mean(rewards: Tensor, centred: Tensor, rollouts: Rollouts) -> Tensor:
+    return centred
 
 
-def _leave_one_out(rewards: Tensor, shifted: Tensor, rollouts: Rollouts) -> Tensor:
+def _leave_one_out(rewards: Tensor, centred: Tensor, rollouts: Rollouts) -> Tensor:
     size = rewards.shape[1]
-    return _group_mean(rewards, shifted, rollouts).mul_(size / (size - 1))
+    return centred.mul_(size / (size - 1))
 
 
-def _length_weighted(rewards: Tensor, shifted: Tensor, rollouts: Rollouts) -> Tensor | None:
+def _length_weighted(rewards: Tensor, centred: Tensor, rollouts: Rollouts) -> Tensor | None:
     lengths = rollouts.lengths
     if lengths is None:
         if rollouts.mask is None:
@@ -100,7 +100,7 @@ def _length_weighted(rewards: Tensor, shifted: Tensor, rollouts: Rollouts) -> Te
         lengths = rollouts.mask.bool().sum(1)
     weight = torch.as_tensor(lengths).to(rewards.dtype).view(rewards.shape)
     total = weight.sum(1, keepdim=True)
-    return None if bool((total == 0).any()) else shifted - (shifted * weight).sum(1, keepdim=True) / total
+    return None if bool((total == 0).any()) else centred - (centred * weight).sum(1, keepdim=True) / total
 
 
 BASELINES: Mapping[type, Callable[[Tensor, Tensor, Rollouts], Tensor | None]] = {
@@ -111,15 +111,14 @@ BASELINES: Mapping[type, Callable[[Tensor, Tensor, Rollouts], Tensor | None]] = 
 }
 
 
-def _no_divisor(rule: NoScale, shifted: Tensor) -> None:
+def _no_divisor(rule: NoScale, centred: Tensor) -> None:
     return None
 
 
-def _group_std(rule: GroupStd, shifted: Tensor) -> Tensor:
+def _group_std(rule: GroupStd, centred: Tensor) -> Tensor:
     """What a group's advantages are divided by [P, 1]; infinity for a constant group, which then has advantage 0."""
-    size = shifted.shape[1]
-    deviation = torch.linalg.vector_norm(shifted - shifted.mean(1, keepdim=True), dim=1, keepdim=True)
-    std = deviation / max(size - rule.ddof, 1) ** 0.5
+    freedom = max(centred.shape[1] - rule.ddof, 1)
+    std = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / freedom**0.5
     scale = std + rule.eps if rule.eps_in == "std" else (std.square() + rule.eps).sqrt()
     return torch.where(std == 0, float("inf"), scale)
 
