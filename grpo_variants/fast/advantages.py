@@ -58,13 +58,13 @@ def _total(rollouts: Rollouts) -> Tensor | None:
     """Rewards [N], several functions weighted and added; None where one is missing, or a shape is not allowed."""
     if rollouts.rewards is None:
         return None
-    rewards = as_floating(rollouts.rewards)
+    rewards = as_floating(rollouts.rewards, name="rewards")
     # On a CPU nothing has to be waited for. A sum is finite where every reward is.
     if rewards.device.type != "cpu" or rewards.dim() not in (1, 2) or not bool(rewards.sum().isfinite()):
         return None
     columns = [rewards] if rewards.dim() == 1 else list(rewards.unbind(1))
     if rollouts.reward_weights is not None:
-        weights = as_floating(rollouts.reward_weights).to(rewards.dtype)
+        weights = as_floating(rollouts.reward_weights, name="reward_weights").to(rewards.dtype)
         if weights.shape != (len(columns),):
             return None
         columns = [column * weight for column, weight in zip(columns, weights, strict=True)]
