@@ -13,10 +13,13 @@ from pathlib import Path
 
 from grpo_variants import docs_parity
 from grpo_variants.catalogue import CATALOGUE
+from grpo_variants.cli.translate import run_settings
 from grpo_variants.conventions import CONVENTIONS
 from grpo_variants.markdown import table
 from grpo_variants.options import resolved_values
-from grpo_variants.variant import AXES, UNCONFIRMED, Reference, Variant
+from grpo_variants.trl_limits import trl_refusals
+from grpo_variants.variant import AXES, UNCONFIRMED, Axis, End, Reference, Variant
+from grpo_variants.verl_limits import advantage_refusals, loss_refusals
 
 COMMAND = "python -m grpo_variants.docs_pages"
 COMPARED_WITH = "grpo"
@@ -24,6 +27,9 @@ THRESHOLDS = """from dataclasses import replace
 
 variant = gv.get("{name}")
 counts = replace(gv.Counts.of(step.mask), thresholds=variant.thresholds(step))"""
+_PLACES: Mapping[End, str] = {"rollout": "sample", "advantage": "advantages", "objective": "loss"}
+_PLACES_OF_KL: Mapping[End, str] = {"advantage": "reward", "objective": "loss"}
+_RUNS_IN = "Every variant runs as functions. *Runs in* names the trainers that run it; the page says why not."
 HOSTS = {"trl": "TRL 1.16", "verl": "verl 0.9.1"}
 
 
@@ -35,7 +41,7 @@ def page(variant: Variant) -> str:
         *_doubt(variant),
         f"```math\n{variant.formula}\n```",
         "Worked by hand in `tests/handworked.py`; evaluated by `tests/core/test_handworked.py`.",
-        _usage(variant.name),
+        _usage(variant),
         *_note(variant),
         f"## What was confirmed where\n\n{variant.confirmed}",
         *_whole_batch(variant),
@@ -93,12 +99,25 @@ def main(root: Path = Path()) -> None:
         print(f"removed {path}")
 
 
-def _usage(name: str) -> str:
-    return (
-        f'```python\nimport grpo_variants as gv\n\nvariant = gv.get("{name}")\n```\n\n'
-        f"TRL: `loss_type: gv_{name}`. verl: `gv_{name}` as `algorithm.adv_estimator` and as "
-        "`actor_rollout_ref.actor.policy_loss.loss_mode`."
-    )
+def _usage(variant: Variant) -> str:
+    name, refused = variant.name, _refused(variant)
+    settings = f"`grpo-variants translate {name} --to verl` prints its settings."
+    if not (*advantage_refusals(variant), *loss_refusals(variant)):
+        loss = "`actor_rollout_ref.actor.policy_loss.loss_mode`"
+        settings = f"`gv_{name}` as `algorithm.adv_estimator` and as {loss}; {settings}"
+    runs = {"TRL": f"`loss_type: gv_{name}`.", "verl": settings}
+    lines = "\n".join(f"* {host}: {f'refused. {refused[host]}' if host in refused else runs[host]}" for host in runs)
+    return f'```python\nimport grpo_variants as gv\n\nvariant = gv.get("{name}")\n```\n\n{lines}'
+
+
+def _refused(variant: Variant) -> dict[str, str]:
+    """The trainers that cannot run a variant as registered, and why."""
+    refused = {"TRL": " ".join(trl_refusals(variant))}
+    try:
+        run_settings(variant)
+    except ValueError as error:
+        refused["verl"] = str(error).removeprefix(f"{variant.name}: ")
+    return {host: reason for host, reason in refused.items() if reason}
 
 
 def _doubt(variant: Variant) -> tuple[str, ...]:
@@ -110,8 +129,10 @@ def _whole_batch(variant: Variant) -> tuple[str, ...]:
     if not variant.whole_batch:
         return ()
     names = ", ".join(f"`{name}`" for name in variant.threshold_names)
+    verb = "belongs" if len(variant.threshold_names) == 1 else "belong"
+    hosts = " and ".join(f"in {host}" for host in ("TRL", "verl") if host not in _refused(variant))
     return (
-        f"## A statistic of the whole batch\n\nThe formula's {names} belong to the optimizer step. In TRL and in verl "
+        f"## A statistic of the whole batch\n\nThe formula's {names} {verb} to the optimizer step. I{hosts[1:]} "
         "each micro-batch takes its own, as the hosts' own losses do: a forward pass over the whole step would have to "
         "come first. Fewer, larger micro-batches come nearer. In a loop of your own, where the step's "
         "log-probabilities are at hand before the first backward pass, hand them in with the counts:",
@@ -163,12 +184,35 @@ def _variants_table(where: str) -> str:
             f"[{variant.name}]({folder}{variant.name}.md)",
             variant.summary,
             ", ".join(_short_link(reference) for reference in variant.references),
+            ", ".join(host for host in ("TRL", "verl") if host not in _refused(variant)) or "-",
         )
         for variant in CATALOGUE
     }
-    head = ("variant", "what it is", "defined in")
+    head = ("variant", "what it is", "defined in", "runs in")
     main, contrib = (table(head, (row for v, row in rows.items() if v.contrib is kind)) for kind in (False, True))
-    return f"{main}\n\nIn `contrib`: {UNCONFIRMED}; the page says which.\n\n{contrib}"
+    return f"{_RUNS_IN}\n\n{main}\n\nIn `contrib`: {UNCONFIRMED}; the page says which.\n\n{contrib}"
+
+
+def _step_drawing(where: str) -> str:
+    """One training step, and the axes that act at each of its three places."""
+    boxes = "\n".join(
+        f'  {end}["<b>{does}</b><br/>{"<br/>".join(_at(end, axis) for axis, e in AXES.items() if _acts(e, end))}"]'
+        for end, does in _PLACES.items()
+    )
+    return (
+        f"```mermaid\nflowchart LR\n{boxes}\n"
+        "  prompts --> rollout --> rewards --> advantage --> objective --> update[optimizer step]\n"
+        "  rewards -. groups without signal: new prompts .-> rollout\n```"
+    )
+
+
+def _acts(axis: Axis, end: End) -> bool:
+    """Whether an axis chooses something at a place; one that acts at all of them (conventions) chooses nothing."""
+    return end in axis.ends and len(axis.ends) < len(_PLACES)
+
+
+def _at(end: End, axis: str) -> str:
+    return axis if len(AXES[axis].ends) == 1 else f"{axis} in the {_PLACES_OF_KL[end]}"
 
 
 def _axes_table(where: str) -> str:
@@ -204,6 +248,7 @@ def _conventions_table(where: str) -> str:
 
 BLOCKS: Mapping[str, Callable[[str], str]] = {
     "variants": _variants_table,
+    "step": _step_drawing,
     "axes": _axes_table,
     "conventions": _conventions_table,
 }

@@ -13,7 +13,7 @@ from grpo_variants.baseline import Greedy
 from grpo_variants.credit import Process
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
-from grpo_variants.token_credit import OptimalToken
+from grpo_variants.trl_limits import trl_refusals
 from grpo_variants.variant import Variant
 from grpo_variants_trl.decoding import decoding_refusals
 from grpo_variants_trl.endings import ending_refusals
@@ -43,12 +43,7 @@ def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iter
 
 
 def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> list[str]:
-    reasons = _step_models(variant, given)
-    if isinstance(variant.credit, OptimalToken):
-        reasons.append(
-            "credit=optimal_token needs the sum of squared probabilities at each token, which TRL does not compute. In "
-            "verl it is the estimator optimal_token_baseline."
-        )
+    reasons = [*_step_models(variant, given), *trl_refusals(variant)]
     if variant.needs_rollout_logp and not args.use_vllm and given.get("rollout_func") is None:
         reasons.append(
             "its correction or anchor reads the rollout engine's log-probabilities, which transformers' generation "
@@ -59,11 +54,6 @@ def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> lis
         reasons.append(
             "baseline=greedy draws a greedy response of one turn by TRL's own generation, which is not combined with "
             f"{' and '.join(others)}. Remove it, or choose another baseline."
-        )
-    if variant.tokens.denominator == "kept":
-        reasons.append(
-            "tokens.denominator=kept needs the number of kept tokens of the whole step before its first backward pass. "
-            "Use tokens.denominator=all."
         )
     return reasons
 

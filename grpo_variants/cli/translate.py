@@ -16,6 +16,7 @@ from grpo_variants.checks import check_choice
 from grpo_variants.credit import Outcome, Process
 from grpo_variants.options import get
 from grpo_variants.scale import NoScale
+from grpo_variants.trl_limits import trl_refusals
 from grpo_variants.variant import Variant
 from grpo_variants.verl_limits import advantage_refusals, homogeneous, loss_refusals, notes, rollout_refusals
 
@@ -44,7 +45,12 @@ def verl_lines(variant: Variant) -> Iterator[str]:
 
 
 def trl_lines(variant: Variant) -> Iterator[str]:
-    """YAML for `grpo-variants trl --config`: the loss type carries the whole variant."""
+    """YAML for `grpo-variants trl --config`: the loss type carries the whole variant.
+
+    Raises ValueError where TRL cannot run it, with the reason.
+    """
+    if refusals := list(trl_refusals(variant)):
+        raise ValueError(f"{variant.name}: {' '.join(refusals)}")
     if isinstance(variant.baseline, Greedy):
         yield "# draws one more response a prompt, greedily"
     yield f'loss_type: "{words.PREFIX}{variant}"'

@@ -10,7 +10,9 @@ import torch
 import grpo_variants as gv
 from grpo_variants import docs_pages
 from grpo_variants.catalogue import CATALOGUE
+from grpo_variants.cli.translate import trl_lines, verl_lines
 from grpo_variants.options import resolved_values
+from grpo_variants.variant import AXES
 
 ROOT = Path(__file__).parents[2]
 NAMES = [variant.name for variant in CATALOGUE]
@@ -133,7 +135,7 @@ def test_its_page_is_up_to_date(variant):
 @every_variant
 def test_its_page_says_what_matters(variant):
     page = docs_pages.page(variant)
-    facts = [variant.formula, variant.summary, f"gv_{variant.name}", *(verdict for _, verdict in variant.hosts)]
+    facts = [variant.formula, variant.summary, f'gv.get("{variant.name}")', *(verdict for _, verdict in variant.hosts)]
     facts += [reference.title for reference in variant.references]
     facts += [variant.confirmed, variant.unconfirmed]
     assert ("**In `contrib`**" in page) == variant.contrib
@@ -182,7 +184,7 @@ def test_pages_name_what_spans_the_batch_and_what_draws():
     assert {v.name for v in SPANNING} == {"forking_tokens", "bapo", "m2po", "clip_cov", "kl_cov"}
     for variant in CATALOGUE:
         page = docs_pages.page(variant)
-        assert ("In TRL and in verl each micro-batch takes its own" in page) == variant.whole_batch
+        assert ("each micro-batch takes its own" in page) == variant.whole_batch
         assert ("Draws at random" in page) == (variant.name == "clip_cov")
 
 
@@ -200,7 +202,7 @@ def test_the_generator_writes_what_is_missing_and_removes_what_is_gone(tmp_path,
     docs_pages.main(tmp_path)
     assert sorted(p.stem for p in (tmp_path / "docs" / "variants").glob("*.md")) == sorted([*NAMES, "index"])
     readme = (tmp_path / "README.md").read_text()
-    assert readme.startswith("before\n<!-- begin variants -->\n| variant |")
+    assert readme.startswith("before\n<!-- begin variants -->\nEvery variant runs as functions.")
     assert "[dapo](docs/variants/dapo.md)" in readme
     assert "-->old<!--" not in readme
     capsys.readouterr()
@@ -208,8 +210,48 @@ def test_the_generator_writes_what_is_missing_and_removes_what_is_gone(tmp_path,
     assert capsys.readouterr().out == ""
 
 
+def verdicts():
+    """Whether each trainer runs a variant as registered, as its command says."""
+    for variant in CATALOGUE:
+        for host, lines in (("TRL", trl_lines), ("verl", verl_lines)):
+            try:
+                list(lines(variant))
+            except ValueError:
+                yield variant.name, host, False
+            else:
+                yield variant.name, host, True
+
+
+def test_pages_and_tables_say_which_trainer_runs_a_variant():
+    table = docs_pages.index()
+    guides = {host: (ROOT / "docs" / f"{host.lower()}.md").read_text("utf-8") for host in ("TRL", "verl")}
+    for name, host, runs in verdicts():
+        page = docs_pages.page(gv.get(name))
+        assert (f"\n* {host}: refused. " not in page) == runs, (name, host)
+        (row,) = re.findall(rf"^\| \[{name}\].*$", table, re.MULTILINE)
+        assert (host in row.split("|")[-2]) == runs, (name, host)
+        assert runs or f"`{name}`" in guides[host] or f"`gv_{name}`" in guides[host], (name, host)
+    assert {(name, host) for name, host, runs in verdicts() if not runs} >= {("otb", "TRL"), ("spo", "verl")}
+
+
+def test_the_site_leads_to_every_page():
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:")[2].partition("not_in_nav")[0]
+    assert set(re.findall(r": ([\w-]+\.md)$", nav, re.MULTILINE)) == {p.name for p in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_drawing_of_a_step_has_every_axis_at_its_place():
+    drawing = docs_pages.BLOCKS["step"]("")
+    places = dict(re.findall(r'^  (\w+)\["<b>\w+</b><br/>(.*)"\]$', drawing, re.MULTILINE))
+    assert places["rollout"] == "filter<br/>overlong"
+    assert places["objective"] == "ratio<br/>surrogate<br/>kl in the loss<br/>correction<br/>aggregation<br/>tokens"
+    drawn = {word.partition(" ")[0] for axes in places.values() for word in axes.split("<br/>")}
+    assert drawn == set(AXES) - {"conventions"}
+    for page in ("README.md", "docs/index.md"):
+        assert drawing in (ROOT / page).read_text("utf-8")
+
+
 def test_an_unknown_block_is_refused():
-    with pytest.raises(ValueError, match=r"x\.md: no block is named 'rows'; known: variants, axes, conventions"):
+    with pytest.raises(ValueError, match=r"x\.md: no block is named 'rows'; known: variants, step, axes, conventions"):
         docs_pages.fill("<!-- begin rows --><!-- end rows -->", "x.md")
 
 

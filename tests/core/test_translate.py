@@ -55,6 +55,10 @@ def settings(spec):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_yaml_for_trl_says_the_same_variant(spec):
+    if spec == "otb":
+        with pytest.raises(ValueError, match="otb: credit=optimal_token needs the sum of squared probabilities"):
+            list(trl_lines(gv.get(spec)))
+        return
     loaded = yaml.safe_load("\n".join(trl_lines(gv.get(spec))))
     assert gv.get(loaded["loss_type"].removeprefix("gv_")) == gv.get(spec)
 
