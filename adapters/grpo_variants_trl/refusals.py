@@ -49,6 +49,11 @@ def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> lis
             "its correction or anchor reads the rollout engine's log-probabilities, which transformers' generation "
             "does not report. Set use_vllm=True, or remove it (correction=none, ratio.anchor=old)."
         )
+    if variant.remembers and given.get("environment_factory") and given.get("train_dataset") is None:
+        reasons.append(
+            "its memory goes by prompts, and without a data set all tasks of an environment look the same. Give a "
+            "train_dataset whose rows tell the tasks apart, or choose a variant without memory."
+        )
     others = [name for name in ("rollout_func", "tools", "environment_factory") if given.get(name)]
     if isinstance(variant.baseline, Greedy) and others:
         reasons.append(

@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from grpo_variants import Rollouts, Variant, advantages, soft_overlong_penalty
+from grpo_variants import Memory, Rollouts, Variant, advantages, soft_overlong_penalty
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import EntropyResponses, EntropyTokens
@@ -65,58 +65,57 @@ def _key(trainer: Any, row: dict[str, Any]) -> str:
 
 def variant_advantages(
     trainer: Any,
-    variant: Variant,
     out: dict[str, Any],
     seen: Gathered,
     greedy: GreedyPass | None,
-    **memory: Any,
+    *,
+    groups: list[str] | None = None,
+    state: Memory | None = None,
 ) -> Tensor:
     """Advantages of every rank's responses under the variant: [N], or [N, T].
 
-    memory: `state` and, as `keys`, the prompts that it goes by, for a variant that remembers.
+    groups, state: the prompts as text and the memory that goes by them, for a variant that remembers.
     """
-    rewards, weights = seen.rewards, trainer.reward_weights.to(seen.rewards.device)
-    valid, baseline = seen.valid, None
-    if greedy is not None:
-        baseline = greedy.rewards
-        valid = valid & ~baseline.isnan().all(1)
-    if isinstance(variant.overlong, Penalty):
-        limit = trainer.max_completion_length
-        rewards = _with_penalty(rewards, seen.lengths, variant.overlong, limit)
-        baseline = None if greedy is None else _with_penalty(baseline, greedy.lengths, variant.overlong, limit)
-        weights = torch.cat([weights, weights.new_ones(1)])
-    token_inputs = {}
-    reads_entropy = isinstance(variant.credit, READS_ENTROPY)
-    if variant.per_token or variant.kl_in_reward or reads_entropy:
-        token_inputs["mask"] = seen.tokens(seen.mask.int()).bool()
-    if variant.kl_in_reward:
-        token_inputs |= {
-            "old_logp": seen.tokens(out["old_per_token_logps"]),
-            "ref_logp": seen.tokens(out["ref_per_token_logps"]),
-        }
-    if reads_entropy:
-        token_inputs["entropy"] = seen.tokens(out["entropy"])
+    variant = trainer.variant
+    rewards, tokens = _rewards(trainer, seen, greedy), _token_inputs(variant, out, seen)
     steps = seen.steps
-    if steps is not None:
-        every_mask = token_inputs["mask"]
-        if isinstance(variant.overlong, Penalty):
-            steps = steps.with_outcome(rewards[:, -1])
-        token_inputs |= steps.inputs()
-    keys = memory.pop("keys", None)
-    value = advantages(
-        variant,
-        Rollouts(
-            rewards=rewards,
-            groups=seen.groups if keys is None else keys,
-            lengths=seen.loss_lengths,
-            valid=valid,
-            reward_weights=weights,
-            greedy_rewards=baseline,
-            **token_inputs,
-        ),
-        **memory,
+    if steps is not None and isinstance(variant.overlong, Penalty):
+        steps = steps.with_outcome(rewards["rewards"][:, -1])
+    rollouts = Rollouts(
+        groups=seen.groups if groups is None else groups,
+        lengths=seen.loss_lengths,
+        **rewards,
+        **(tokens if steps is None else steps.inputs()),
     )
-    return value if steps is None else steps.spread(value, every_mask)
+    value = advantages(variant, rollouts, state=state)
+    return value if steps is None else steps.spread(value, tokens["mask"])
+
+
+def _rewards(trainer: Any, seen: Gathered, greedy: GreedyPass | None) -> dict[str, Any]:
+    """Rewards, their weights, the greedy baseline and which responses count, with the punishment of length."""
+    rule, limit = trainer.variant.overlong, trainer.max_completion_length
+    rewards, weights, valid = seen.rewards, trainer.reward_weights.to(seen.rewards.device), seen.valid
+    baseline = None if greedy is None else greedy.rewards
+    if baseline is not None:
+        valid = valid & ~baseline.isnan().all(1)
+    if isinstance(rule, Penalty):
+        rewards = _with_penalty(rewards, seen.lengths, rule, limit)
+        baseline = None if greedy is None else _with_penalty(baseline, greedy.lengths, rule, limit)
+        weights = torch.cat([weights, weights.new_ones(1)])
+    return {"rewards": rewards, "reward_weights": weights, "greedy_rewards": baseline, "valid": valid}
+
+
+def _token_inputs(variant: Variant, out: dict[str, Any], seen: Gathered) -> dict[str, Tensor]:
+    """What the rule reads of every rank's tokens: [N, T] each."""
+    named = {}
+    if variant.kl_in_reward:
+        named |= {"old_logp": "old_per_token_logps", "ref_logp": "ref_per_token_logps"}
+    if isinstance(variant.credit, READS_ENTROPY):
+        named |= {"entropy": "entropy"}
+    if not (named or variant.per_token):
+        return {}
+    found = {name: seen.tokens(out[host]) for name, host in named.items()}
+    return found | {"mask": seen.tokens(seen.mask.int()).bool()}
 
 
 def _with_penalty(rewards: Tensor, lengths: Tensor, rule: Penalty, limit: int) -> Tensor:
@@ -125,9 +124,9 @@ def _with_penalty(rewards: Tensor, lengths: Tensor, rule: Penalty, limit: int) -
     return torch.cat([rewards, penalty.unsqueeze(1).to(rewards.dtype)], dim=1)
 
 
-def filter_groups(trainer: Any, variant: Variant, batch: Sampled, seen: Gathered) -> Tensor | None:
+def filter_groups(trainer: Any, batch: Sampled, seen: Gathered) -> Tensor | None:
     """Mark the responses of groups without signal as dropped; returns which of every rank's are kept, or None."""
-    if not isinstance(variant.filter, ZeroVariance):
+    if not isinstance(trainer.variant.filter, ZeroVariance):
         return None
     kept = signal_of(trainer, batch, seen.group_size).kept
     batch.out[KEEP] = seen.own(kept)

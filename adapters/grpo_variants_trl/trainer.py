@@ -152,11 +152,11 @@ class VariantGRPOTrainer(GRPOTrainer):
         if isinstance(self.variant.credit, READS_ENTROPY):
             self._add_entropy(out)
         seen = Gathered(self, sampled.batch, group_size)
-        value = variant_advantages(self, self.variant, out, seen, greedy, **self._remembered(inputs, training))
+        value = variant_advantages(self, out, seen, greedy, **self._remembered(inputs, training))
         out.pop("entropy", None)
         out["advantages"] = seen.own(value)
         mark_groups(out, seen)
-        kept = filter_groups(self, self.variant, sampled.batch, seen)
+        kept = filter_groups(self, sampled.batch, seen)
         self._measured.rollout(seen, value, greedy)
         self._measured.sampling(sampled, kept, group_size)
         return out
@@ -184,7 +184,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         """The memory and the prompts it goes by, for a variant that remembers; evaluation leaves no trace in it."""
         if self.memory is None:
             return {}
-        return {"state": self.memory if training else copy.deepcopy(self.memory), "keys": prompt_keys(self, inputs)}
+        return {"state": self.memory if training else copy.deepcopy(self.memory), "groups": prompt_keys(self, inputs)}
 
     def _add_entropy(self, out: dict[str, Any]) -> None:
         """Entropies of the policy that sampled, which TRL computes in the loss only."""

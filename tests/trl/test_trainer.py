@@ -2,11 +2,15 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
+import grpo_variants_trl as gvt
 import pytest
 import tiny_model
 import torch
+import trl
+from datasets import Dataset
 from grpo_variants_trl.trainer import STATE_FILE
 from trl import GRPOConfig, GRPOTrainer
 from trl_runs import logged, make, recorded, weights
@@ -37,6 +41,42 @@ def test_variants_without_a_group_train_on_one_response_a_prompt(tmp_path, name)
     before = weights(trainer)
     trainer.train()
     assert (weights(trainer) - before).abs().max() > 1e-4
+
+
+class Game:
+    """An environment that knows its task from the row, and says nothing of it in the prompt."""
+
+    def reset(self, level, **row):
+        return None
+
+    def press(self, button: str) -> str:
+        """Press a button.
+
+        Args:
+            button: its name.
+
+        Returns:
+            what happens.
+        """
+        return "nothing"
+
+
+def in_games(folder, rows):
+    """A trainer of a variant with memory whose prompts come from an environment."""
+    tokenizer = tiny_model.tokenizer()
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    playing = partial(gvt.VariantGRPOTrainer, environment_factory=Game)
+    rewards = [tiny_model.ones]
+    return make(folder, "gv_spo", playing, train_dataset=rows, processing_class=tokenizer, rewards=rewards)
+
+
+def test_a_memory_tells_an_environments_tasks_apart(tmp_path):
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": ""}], "level": level} for level in range(8)])
+    trainer = in_games(tmp_path, rows)
+    trainer.train()  # two steps of two prompts
+    assert len(trainer.memory.state_dict()["tracked"]["keys"]) == 4
+    with pytest.raises(ValueError, match="without a data set all tasks of an environment look the same"):
+        in_games(tmp_path, None)
 
 
 def test_greedy_baseline_is_the_reward_of_the_greedy_response(tmp_path):
