@@ -29,6 +29,9 @@ BUILT_IN = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo"
 _HELP = {f.name: f.metadata.get("help", "") for f in fields(GRPOConfig)}
 
 
+_LOSS_TYPES = f"{PREFIX} and a variant's name or spec string (`grpo-variants list` has them), or one of TRL's own. "
+
+
 def _unset(name: str, default: Any = None) -> Any:
     text = f"{_HELP[name]} Unset: the variant's own value, or {TRL_DEFAULTS[name]!r} with a built-in loss type."
     return field(default=default, metadata={"help": text})
@@ -53,6 +56,7 @@ class VariantGRPOConfig(GRPOConfig):
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS
 
+    loss_type: str = field(default=GRPOConfig.loss_type, metadata={"help": _LOSS_TYPES + _HELP["loss_type"]})
     skip_zero_gradient_rows: bool | None = field(
         default=None,
         metadata={"help": "Leave responses of advantage 0 out of the forward. Unset: where the gradient stays exact."},

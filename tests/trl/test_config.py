@@ -193,6 +193,14 @@ def test_a_wrong_spec_fails_when_the_config_is_made(loss_type):
         config(loss_type)
 
 
+def test_the_help_of_the_loss_type_says_what_a_variant_is():
+    (field,) = (f for f in dataclasses.fields(VariantGRPOConfig) if f.name == "loss_type")
+    (own,) = (f for f in dataclasses.fields(GRPOConfig) if f.name == "loss_type")
+    assert field.default == own.default
+    assert field.metadata["help"].startswith("gv_ and a variant's name or spec string")
+    assert field.metadata["help"].endswith(own.metadata["help"])
+
+
 def test_trls_own_loss_types_are_those_that_its_trainer_computes():
     source = inspect.getsource(GRPOTrainer._compute_loss)
     compared = re.findall(r"self\.loss_type (?:==|in) (\[.*?\]|\".*?\")", source)
