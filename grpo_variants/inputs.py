@@ -306,7 +306,8 @@ def _clean(value: Tensor | None, mask: Tensor) -> Tensor | None:
 
 
 def check_tokens(x: Tokens) -> None:
-    """Raise ValueError for a shape that is not allowed."""
+    """Raise ValueError for what is no tensor, and for a shape that is not allowed."""
+    _check_tensor("logp", x.logp)
     if x.logp.dim() != 2:
         raise ValueError(f"logp has shape {tuple(x.logp.shape)}; allowed: [B, T].")
     rows, width = x.logp.shape
@@ -316,12 +317,22 @@ def check_tokens(x: Tokens) -> None:
     allowed |= {"correction": (full, column), "keep": (full, row)}  # type: ignore[dict-item]
     for name, shapes in allowed.items():
         value = getattr(x, name)
-        if value is not None and tuple(value.shape) not in shapes:
+        if value is None:
+            continue
+        _check_tensor(name, value)
+        if tuple(value.shape) not in shapes:
             names = {full: "[B, T]", row: "[B]", column: "[B, 1]"}
             wanted = " or ".join(f"{names[s]} = {list(s)}" for s in shapes)
             raise ValueError(f"{name} has shape {list(value.shape)}; allowed with logp {list(full)}: {wanted}.")
     if x.groups is not None:
         _check_length("groups", len(x.groups), rows)
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"{name} is of type {type(value).__name__}; allowed: a tensor, as in {name}=torch.tensor(...)."
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

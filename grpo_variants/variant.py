@@ -227,6 +227,13 @@ class Variant:
             raise ValueError(f"name={self.name!r} is not a plain word; allowed: letters, digits and underscores.")
         check_choice("singleton", self.singleton, AXES["singleton"].choices)
         check_choice("conventions", self.conventions, AXES["conventions"].choices)
+        for axis, entry in AXES.items():
+            part = getattr(self, axis)
+            if isinstance(part, str) and part not in entry.choices.values():
+                raise ValueError(
+                    f"{self.name}: {axis}={part!r} is a word where a part belongs; choose it by a spec string, "
+                    f"gv.get('{self.name},{axis}={part}'), and register the result under another name if you like."
+                )
         for forbidden, reason in FENCES:
             if forbidden(self):
                 raise ValueError(f"{self.name}: {reason}")

@@ -54,6 +54,10 @@ def registered(name: str, default: object = _REQUIRED) -> Variant:
         return _REGISTRY[name]
     if isinstance(default, Variant):
         return default
+    if "=" in name:
+        raise ValueError(
+            f"{name!r} is no variant's name; write name,key=value,key=value, as in 'dapo,surrogate.high=0.3'."
+        )
     raise ValueError(f"unknown variant {name!r}; known: {', '.join(_REGISTRY)}.{did_you_mean(name, _REGISTRY)}")
 
 

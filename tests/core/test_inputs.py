@@ -147,6 +147,8 @@ def test_token_rewards_alone_are_rewards():
     ("spec", "changes", "message"),
     [
         ("grpo", {"logp": torch.ones(2)}, "logp has shape (2,); allowed: [B, T]."),
+        ("grpo", {"logp": [[-1.0] * 3] * 2}, "logp is of type list; allowed: a tensor, as in logp=torch.tensor(...)."),
+        ("grpo", {"advantages": np.ones(2)}, "advantages is of type ndarray; allowed: a tensor"),
         ("grpo", {"mask": torch.ones(2, 4)}, "mask has shape [2, 4]; allowed with logp [2, 3]: [B, T] = [2, 3]."),
         (
             "grpo",

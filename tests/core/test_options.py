@@ -223,6 +223,10 @@ def test_a_penalty_in_the_reward_is_not_weighted_by_the_ratio():
 REFUSALS = {
     "grpoo": ["unknown variant 'grpoo'; known: reinforce, rloo, grpo", "Did you mean 'grpo'?"],
     "": ["unknown variant ''; known: "],
+    "dapo surrogate.high=0.3": [
+        "'dapo surrogate.high=0.3' is no variant's name; write name,key=value,key=value, as in"
+    ],
+    "dapo;surrogate.high=0.3": ["'dapo;surrogate.high=0.3' is no variant's name"],
     "DAPO": ["unknown variant 'DAPO'; known: ", "Did you mean 'dapo'?"],
     "dpao": ["unknown variant 'dpao'; known: ", "Did you mean 'dapo' or 'gdpo' or 'dcpo'?"],
     # Axes and choices
@@ -370,6 +374,10 @@ def test_every_field_refuses_what_is_no_value_of_it(axis, choice):
         (lambda: gv.Variant(name="two words"), "name='two words' is not a plain word"),
         (lambda: gv.Variant(name="x", singleton="drop"), "singleton='drop' is unknown; allowed: zero, raw"),
         (lambda: gv.Variant(name="x", conventions="mine"), "conventions='mine' is unknown; allowed: paper, trl, verl"),
+        (
+            lambda: replace(gv.get("dapo"), surrogate="sapo"),
+            "choose it by a spec string, gv.get('dapo,surrogate=sapo')",
+        ),
         (lambda: gv.Variant(name="x", surrogate=Clip()), "x: this surrogate clips an importance ratio"),
     ],
 )
