@@ -78,7 +78,7 @@ def plot(results: Sequence[Result], path: Path) -> None:
 
 
 def _tokens(result: Result) -> int:
-    rows, width = map(int, result["size"].split("x"))
+    rows, width, *_ = map(int, result["size"].split("x"))
     return rows * width
 
 

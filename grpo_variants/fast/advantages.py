@@ -7,6 +7,7 @@ its minimum and maximum; mean and deviation are taken in two passes. Nothing but
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -60,7 +61,7 @@ def _total(rollouts: Rollouts) -> Tensor | None:
         return None
     rewards = as_floating(rollouts.rewards, name="rewards")
     # On a CPU nothing has to be waited for. A sum is finite where every reward is.
-    if rewards.device.type != "cpu" or rewards.dim() not in (1, 2) or not bool(rewards.sum().isfinite()):
+    if rewards.device.type != "cpu" or rewards.dim() not in (1, 2) or not math.isfinite(rewards.sum().item()):
         return None
     columns = [rewards] if rewards.dim() == 1 else list(rewards.unbind(1))
     if rollouts.reward_weights is not None:

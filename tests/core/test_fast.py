@@ -10,6 +10,7 @@ from cases import SPECS, counts_for, random_case, token_advantages, with_advanta
 from torch.testing import assert_close
 
 import grpo_variants as gv
+from benchmarks.measure import counted, peak_bytes
 from grpo_variants import fast
 from grpo_variants.fast import loss as blocks
 from grpo_variants.fast import switch
@@ -347,3 +348,33 @@ def test_a_variant_without_derivatives_by_hand_says_that_it_is_not_compiled(log)
     with fast.mode("compile"):
         gv.policy_loss(variant, x)
     assert "aspo: not compiled, no derivative by hand for surrogate Aspo on TokenRatio." in log.text
+
+
+# Costs that do not depend on what else the machine does
+
+
+def step_of(rows, width):
+    g = torch.Generator().manual_seed(0)
+    logp = -torch.rand(rows, width, generator=g)
+    x = gv.Tokens(
+        logp=logp.requires_grad_(),
+        old_logp=logp.detach() + 0.2 * torch.randn(rows, width, generator=g),
+        mask=torch.arange(width) < torch.randint(1, width + 1, (rows, 1), generator=g),
+        advantages=torch.randn(rows, generator=g),
+    )
+    counts = gv.Counts.of(x.mask)
+
+    def run():
+        x.logp.grad = None
+        gv.policy_loss("dapo", x, counts).loss.backward()
+
+    return run
+
+
+def test_peak_and_synchronisations():
+    """At most 2 tensors of [B, T] beyond the inputs, gradient included, with 16 blocks; the plain path needs ten."""
+    run = step_of(128, 8192)
+    assert peak_bytes(run) <= 2 * 4 * 128 * 8192
+    with fast.mode("0"):
+        assert peak_bytes(run) >= 8 * 4 * 128 * 8192
+    assert counted(run)[1] == 0
