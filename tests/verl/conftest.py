@@ -25,11 +25,15 @@ if find_spec("verl"):
         import grpo_variants_verl  # noqa: F401
 
 
+def pytest_configure(config):
+    # While modules are collected too: what verl and Ray import warns.
+    config.addinivalue_line("filterwarnings", "default")
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.verl)
-            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(scope="session")
