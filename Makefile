@@ -32,14 +32,16 @@ test: environments lint ## Everything: format, lint, types, all tests in both en
 test-slow: environments ## Only the tests that train a model or start processes
 	@$(call both,-m slow)
 
-# The two suites use one core each, so they run side by side: TRL's on the screen, verl's shown when it has ended. The
-# last two lines are pytest's own, one for each environment.
+# The suites use one core each, so they run side by side: TRL's on the screen; verl's, and the core's in its environment,
+# shown when they have ended. The last lines are pytest's own, one for each suite.
 define both
 mkdir -p $(LOGS); \
-$(VERL)/bin/python -m pytest tests/verl $(1) > $(LOGS)/verl.log 2>&1 & verl=$$!; trap "kill $$verl" INT TERM; \
-$(TRL)/bin/python -m pytest tests --ignore=tests/verl $(1) 2>&1 | tee $(LOGS)/trl.log; status=$${PIPESTATUS[0]}; \
-wait $$verl || status=$$?; \
-cat $(LOGS)/verl.log; tail -qn 1 $(LOGS)/trl.log $(LOGS)/verl.log; \
+{ $(VERL)/bin/python -m pytest tests/verl $(1) > $(LOGS)/verl.log 2>&1; other=$$?; \
+$(VERL)/bin/python -m pytest tests/core $(1) > $(LOGS)/core.log 2>&1 || other=$$?; exit $$other; } & \
+other=$$!; trap "kill $$other" INT TERM; \
+$(TRL)/bin/python -m pytest tests/trl $(1) 2>&1 | tee $(LOGS)/trl.log; status=$${PIPESTATUS[0]}; \
+wait $$other || status=$$?; \
+cat $(LOGS)/verl.log $(LOGS)/core.log; tail -qn 1 $(LOGS)/trl.log $(LOGS)/verl.log $(LOGS)/core.log; \
 exit $$status
 endef
 
