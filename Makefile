@@ -15,7 +15,7 @@ LOGS := build/tests
 PIP := bin/python -m pip install -qq --no-compile --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-verl test test-slow parity lint environments clean
+.PHONY: help quickstart quickstart-verl test test-slow parity bench lint environments clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,11 @@ parity: environments ## Compare with both hosts' built-ins, and write docs/parit
 	$(VERL)/bin/python -m pytest tests/verl --write-parity
 	$(TRL)/bin/python -m pytest tests/trl --write-parity
 	$(TRL)/bin/python -m grpo_variants.docs_pages
+
+bench: environments ## Quick benchmarks against both hosts, judged by benchmarks/bars.toml (three minutes)
+	@mkdir -p build; rm -f build/benchmarks.json
+	$(VERL)/bin/python -m benchmarks --quick --into build/benchmarks.json $(ARGS)
+	$(TRL)/bin/python -m benchmarks --quick --into build/benchmarks.json $(ARGS)
 
 lint: $(TRL)/.installed-test ## Format, lint and type checks
 	$(TRL)/bin/ruff format --check .

@@ -25,7 +25,8 @@ class Bar:
     case, size: the result that it is read from. of: what is read, `seconds`, `peak` (in units), `kernels` or `syncs`.
     pairs: contenders whose numbers are divided, first over second; or one contender, whose number it is. The worst of
     them counts. at_least, at_most: the number that has to hold. aim: where we want to be. margin: by which share a
-    quick run may miss it, since it is short and the machine may be busy; a full run may not.
+    quick run may miss it, since it is short and the machine may be busy; a full run may not. quick: whether a quick run
+    judges it at all.
     """
 
     id: str
@@ -37,7 +38,8 @@ class Bar:
     at_least: float | None = None
     at_most: float | None = None
     aim: float | None = None
-    margin: float = 0.25
+    margin: float = 0.5
+    quick: bool = True
 
     def value(self, result: Mapping[str, Any]) -> float | None:
         """The worst of the pairs, or None where one of them was not measured."""

@@ -33,6 +33,11 @@ def compiled(variant: Variant, x: Tokens, counts: Counts, gradient: Tensor | Non
     return analytic(variant, x, counts, gradient)
 
 
+def is_broken() -> bool:
+    """Whether `torch.compile` was tried here and does not work."""
+    return bool(_broken)
+
+
 def _contiguous(x: Tokens) -> Tokens:
     """One layout, so that another one does not compile anew."""
     return replace(x, logp=x.logp.detach(), row_weights=x.row_weights.contiguous())  # type: ignore[union-attr]

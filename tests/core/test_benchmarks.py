@@ -27,13 +27,23 @@ def test_a_ratio_is_the_median_over_the_rounds_and_the_worst_pair_counts():
 
 
 def test_a_quick_run_may_miss_by_the_margin_and_a_full_one_by_nothing():
-    least, most = bar(pairs=(("host", "ours"),), at_least=4), bar(pairs=(("host", "ours"),), at_most=2.4)
-    assert (least.holds(3, quick=True), least.holds(3, quick=False), least.holds(2.9, quick=True)) == (
+    """With a margin of a quarter at least 4 is at least 3, and at most 2.4 is at most 3."""
+    least = bar(pairs=(("host", "ours"),), at_least=4, margin=0.25)
+    most = bar(pairs=(("host", "ours"),), at_most=2.4, margin=0.25)
+    assert [least.holds(3, quick=True), least.holds(2.9, quick=True), least.holds(3, quick=False)] == [
         True,
         False,
         False,
-    )
-    assert (most.holds(3, quick=True), most.holds(3, quick=False), most.holds(3.1, quick=True)) == (True, False, False)
+    ]
+    assert [most.holds(3, quick=True), most.holds(3.1, quick=True), most.holds(3, quick=False)] == [True, False, False]
+
+
+def test_a_bar_for_full_runs_fails_no_quick_one():
+    failing = bar(pairs=(("host", "ours"),), at_least=99, quick=False)
+    lines, failed = judge([failing], [RESULT], quick=True)
+    assert not failed
+    assert "full only    3, at least 99" in lines[0]
+    assert judge([failing], [RESULT], quick=False)[1]
 
 
 def test_a_bar_without_a_result_fails_nothing_and_is_named():
