@@ -139,7 +139,7 @@ def cases(score: Score, name: str) -> tuple[Case, ...]:
     large, small = (partial(build, score, name, words) for words in (49152, 4096))
     needs = (name.lower(),)
     return (
-        Case(f"LM head, {name}", large, quick=(), full=((8, 128), (16, 128), (32, 128)), needs=needs),
+        Case(f"LM head, {name}", large, quick=(), full=((8, 128), (16, 128)), needs=needs),
         Case(f"small LM head, {name}", small, quick=((8, 64),), full=(), needs=needs),
     )
 
