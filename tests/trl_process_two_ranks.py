@@ -1,13 +1,12 @@
 """Child of test_process_two_processes.py: one rank of real TRL runs with step rewards and a moving reference."""
 
-import json
-import os
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from trl_runs import logged, make, weights
+from trl_two_ranks import leave
 
 
 def everywhere(value):
@@ -106,8 +105,4 @@ if __name__ == "__main__":
     found = {"process": process(folder)}
     found["adapter"] = reference(Path(folder) / "adapter")
     found["full"] = reference(Path(folder) / "full", model=saved_model(folder), peft_config=None)
-    (Path(folder) / f"rank-{dist.get_rank()}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-    # Leaving the interpreter in the usual way races with gloo's threads now and then ("terminate called").
-    os._exit(0)
+    leave(folder, found)

@@ -18,10 +18,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from grpo_variants import Counts, Tokens, Variant, policy_loss, row_weights
 from grpo_variants.fast.switch import OFF, VARIABLE, current
-from grpo_variants_trl.windows import KEEP, Window, loss_mask
+from grpo_variants_trl.windows import KEEP, PROMPT_SIDE, Window, loss_mask
 
 _WEIGHT = "gv_weight"
-_PROMPT_SIDE = ("prompt_ids", "prompt_mask")
 # Rotations by relative position: a prompt without its padding columns has the same attention. Other kinds depend on a
 # token's absolute position or on the length of the whole batch.
 _RELATIVE_ROPE = ("default", "linear", "llama3", "yarn")
@@ -213,7 +212,7 @@ def _trimmed(part: dict[str, Any], prompts: int, completions: int) -> dict[str, 
     full = part["completion_mask"].shape[1]
 
     def cut(name: str, value: Tensor) -> Tensor:
-        if name in _PROMPT_SIDE:
+        if name in PROMPT_SIDE:
             return value[:, max(value.shape[1] - prompts, 0) :]
         return value[:, :completions] if value.dim() == 2 and value.shape[1] == full else value
 

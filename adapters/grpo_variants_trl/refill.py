@@ -23,10 +23,10 @@ from grpo_variants.variant import Variant
 from grpo_variants_trl.prompts import PromptStream, task_text
 from grpo_variants_trl.sampling import Log, Sampled, own_log, write_rows
 from grpo_variants_trl.signal import Signal, signal_of
+from grpo_variants_trl.windows import PROMPT_SIDE
 
 Generate = Callable[[list[dict[str, Any]]], Sampled]
 
-_PROMPT_SIDE = ("prompt_ids", "prompt_mask")
 # The host's own correction, which its own loss reads and a variant's does not.
 _UNUSED = ("importance_sampling_ratio",)
 
@@ -228,7 +228,7 @@ def _spliced(trainer: Any, out: dict[str, Any], new: dict[str, Any], target: Ten
     for name, value in out.items():
         if name in _UNUSED or not isinstance(value, Tensor) or value.dim() == 0:
             continue
-        left = name in _PROMPT_SIDE
+        left = name in PROMPT_SIDE
         fill = _padding(trainer, name)
         fresh = new[name]
         if fresh.dim() > 1:

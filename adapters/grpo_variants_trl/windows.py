@@ -20,6 +20,8 @@ from grpo_variants.filters import ZeroVariance
 
 GROUP = "gv_group"
 KEEP = "gv_keep"
+# What the host pads in front; everything else of a response it pads behind.
+PROMPT_SIDE = ("prompt_ids", "prompt_mask")
 
 
 def loss_mask(inputs: dict[str, Any]) -> Tensor:

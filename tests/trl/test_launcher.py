@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import tiny_model
+import torchrun
 import trl
 from grpo_variants_trl import launcher
 
@@ -152,9 +153,8 @@ def test_a_run_that_fails_keeps_its_traceback(project, here, monkeypatch, capfd)
 
 @pytest.mark.slow
 def test_two_processes_train_and_write_one_card(project):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     values = settings(project, "two", loss_type="gv_grpo", per_device_train_batch_size="2")
-    done = child(project, [*launch, "-m", "grpo_variants_trl"], flags(values), ACCELERATE_USE_CPU="1")
+    done = child(project, [*torchrun.LAUNCH, "-m", "grpo_variants_trl"], flags(values), ACCELERATE_USE_CPU="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("objective hash") == 1
     assert read_card(project / "two" / "checkpoint-2")["spec"] == "grpo"

@@ -1,31 +1,12 @@
 """Two real processes over gloo: step rewards of both, and a reference that moves on both at once."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+import torchrun
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    tests = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
-    folder = tmp_path_factory.mktemp("ranks")
-    found = subprocess.run(
-        [*command, str(tests / "trl_process_two_ranks.py"), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert found.returncode == 0, found.stdout[-500:] + found.stderr
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return torchrun.ranks("trl_process_two_ranks.py", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow

@@ -1,12 +1,7 @@
 """Two real processes over gloo have, together, the advantages, loss and gradient of one batch."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from torchrun import ranks
 
 SPECS = [
     "grpo,kl=none",
@@ -15,23 +10,6 @@ SPECS = [
     "dapo,aggregation=prompt_mean,overlong=keep,filter=none",
     "reinforce_pp,kl=none",
 ]
-
-
-def ranks(script, folder, *arguments):
-    """What two processes of a script wrote as their results, in rank order."""
-    tests = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
-    found = subprocess.run(
-        [*command, str(tests / script), str(folder), *arguments],
-        env={**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert found.returncode == 0, found.stdout[-500:] + found.stderr
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @pytest.mark.slow
