@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,16 @@ def cases() -> list[Case]:
     return [case for name in MODULES for case in importlib.import_module(f"benchmarks.{name}").CASES]
 
 
-def measured(case: Case, size: tuple[int, ...], rounds: int) -> dict[str, Any]:
+def measured(case: Case, size: tuple[int, ...], rounds: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """A case at one size: agreement first, then times, peaks, kernels and synchronisations of each contender."""
+    tell("do they agree")
     setup = case.build(*size)
     setup.check()
     runs = {**setup.runs, **floors(setup.unit)}
-    seconds = interleaved(runs, rounds)
+    seconds = interleaved(runs, rounds, tell)
     found: dict[str, dict[str, Any]] = {name: {"seconds": times} for name, times in seconds.items()}
     for name, run in setup.runs.items():
+        tell(f"memory of {name}")
         found[name]["peak"] = peak_bytes(run) / setup.unit
         if name not in setup.opaque:
             found[name]["kernels"], found[name]["syncs"] = counted(run)
@@ -98,8 +101,11 @@ def main() -> int:
             console.print(f"{case.name}: not run here, it needs {' and '.join(missing)}")
             continue
         for size in getattr(case, given.length):
-            console.print(f"{case.name} at {'x'.join(map(str, size))}")
-            fresh.append(measured(case, size, given.rounds or ROUNDS[given.length]))
+            title = f"{case.name} at {'x'.join(map(str, size))}"
+            console.print(title)
+            with console.status(title) as status:
+                rounds = given.rounds or ROUNDS[given.length]
+                fresh.append(measured(case, size, rounds, lambda text, t=title, s=status: s.update(f"{t}: {text}")))
     results = merged(given.into, fresh)
     text = table(results)
     console.print("\n" + text, markup=False)

@@ -4,34 +4,59 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SHORTEST = 4e-3  # seconds that one timing lasts at least, by repetition
+FEWEST, LONGEST = 5, 90.0  # after so many rounds a case ends that has taken so many seconds
+FREED = 30 << 20  # bytes; see `settle`
 SYNCS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal")
 
 
-def interleaved(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def settle() -> None:
+    """Bring the C library's allocator to where any trainer's is after its first step.
+
+    Until glibc has seen a large block freed it hands memory back at once, and gets it again page by page: a page costs
+    as much as several thousand multiplications, and who pays for it hangs on the order of the contenders.
+    """
+    torch.empty(FREED, dtype=torch.uint8)
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[], Any]], rounds: int, tell: Callable[[str], None] = lambda text: None
+) -> dict[str, list[float]]:
     """Seconds of CPU time of each contender in each round; in a round everybody has a turn.
 
-    CPU time of the process and not the clock: another job on the machine then costs caches, not seconds.
+    CPU time of the process and not the clock: another job on the machine then costs caches, not seconds. A case that
+    takes LONGEST seconds ends after FEWEST rounds. tell: gets a word before each round.
     """
+    settle()
+    tell("first runs")
     repeats = {name: _repeats(run) for name, run in runs.items()}
     found: dict[str, list[float]] = {name: [] for name in runs}
+    turns = random.Random(0)  # an order anew in each round, since it matters whom one comes after
     gc.collect()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            found[name].append(_seconds(run, repeats[name]))
+    start = time.monotonic()
+    for done in range(rounds):
+        if done >= FEWEST and time.monotonic() - start > LONGEST:
+            break
+        tell(f"round {done + 1} of {rounds}")
+        for name in turns.sample(list(runs), len(runs)):
+            found[name].append(_seconds(runs[name], repeats[name]))
     return found
 
 
 def _seconds(run: Callable[[], Any], repeats: int) -> float:
+    if repeats > 1:
+        run()  # a short one's numbers fit into the cache, where the one before it has left its own
     start = time.process_time()
     for _ in range(repeats):
         run()

@@ -55,14 +55,22 @@ def differentiated(variant: Variant, x: Tokens, gradient: Tensor | None) -> Foun
     block, kl = terms.block, terms.kl
     policy = (block.per_row(_policy(terms, terms.slope.term.loss)) * block.rows).squeeze(1)
     loss = policy if kl is None else policy + beta_of(variant) * (block.per_row(kl.value) * block.rows).squeeze(1)
-    shares = {name: value.to(block.dtype) for name, value in terms.parts.shares(block.entropy).items()}
-    cleared = {name: block.kept(value) for name, value in shares.items()}
-    sums = {name: value.sum(1) for name, value in cleared.items()}
-    ranges = {RANGES[name]: (block.counts(shares[name]), cleared[name]) for name in shares if name in RANGES}
+    sums, extrema, units = _measures(terms)
     if gradient is not None:
         torch.mul(_gradient(terms, beta_of(variant)), block.rows, out=gradient)
-    units = {name: block.unit(value) for name, value in shares.items()}
-    return Found(Loss(loss, {"policy_loss": policy, **sums}, _extrema(ranges)), units)
+    return Found(Loss(loss, {"policy_loss": policy, **sums}, extrema), units)
+
+
+def _measures(terms: _Terms) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str]]:
+    """Sums and extrema of the shares over each row [b], and what each sum counts."""
+    block = terms.block
+    shares = {name: value.to(block.dtype) for name, value in terms.parts.shares(block.entropy).items()}
+    kept = {name: block.kept(value) for name, value in shares.items()}
+    sums = {name: value.sum(1) for name, value in kept.items()}
+    extrema: dict[str, Tensor] = {}
+    for name in filter(kept.__contains__, RANGES):
+        extrema |= _extrema(RANGES[name], block.counts(kept[name]), kept[name])
+    return sums, extrema, {name: block.unit(value) for name, value in shares.items()}
 
 
 def beta_of(variant: Variant) -> float:
@@ -109,11 +117,9 @@ def _sum(one: Tensor | None, other: Tensor) -> Tensor:
     return other if one is None else one + other
 
 
-def _extrema(ranges: Mapping[str, tuple[Choice, Tensor]]) -> dict[str, Tensor]:
-    """Smallest and largest values, as `grpo_variants.metrics` has them; from where a value counts, and it cleared."""
-    found: dict[str, Tensor] = {}
-    for name, (counted, kept) in ranges.items():
-        found[f"{name}/min"] = otherwise(counted, kept, float("inf")).amin(1)
-        # A ratio is at least 0: the zeros that stand for padding are no larger. Without a token that is mended later.
-        found[f"{name}/max"] = (kept if name == "ratio" else otherwise(counted, kept, -float("inf"))).amax(1)
-    return found
+def _extrema(name: str, counted: Choice, kept: Tensor) -> dict[str, Tensor]:
+    """Smallest and largest value of each row [b], from where it counts, and it cleared elsewhere."""
+    smallest = otherwise(counted, kept, float("inf")).amin(1)
+    # A ratio is at least 0: the zeros that stand for padding are no larger. Without a token that is mended later.
+    largest = (kept if name == "ratio" else otherwise(counted, kept, -float("inf"))).amax(1)
+    return {f"{name}/min": smallest, f"{name}/max": largest}

@@ -39,7 +39,9 @@ def otherwise(where: Choice, kept: Tensor, number: float) -> Tensor:
     """What `keep` returned, with a number in place of its zeros where nothing was chosen."""
     if where.dtype == torch.bool:
         return torch.where(where, kept, number)
-    return (kept.view(where.dtype) | (~where & _bits(number, kept.dtype))).view(kept.dtype)
+    bits = _bits(number, kept.dtype)
+    absent = torch.add(bits, where, alpha=bits)  # a chosen one is -1
+    return (kept.view(where.dtype) | absent).view(kept.dtype)
 
 
 def pick(where: Choice, number: float, other: float, dtype: torch.dtype) -> Tensor:
@@ -63,6 +65,11 @@ def greater(value: Tensor, bound: Tensor | float) -> Tensor:
 def same(value: Tensor, other: Tensor) -> Tensor:
     """1 where the two are equal, 0 elsewhere."""
     return (value == other).to(value.dtype) if _as_bool(value) else _compared(torch.eq, value, other)
+
+
+def unchanged(value: Tensor, other: Tensor) -> Choice:
+    """Where the two are equal, to choose by."""
+    return value == other if _as_bool(value) else chosen(same(value, other), value.dtype)
 
 
 def _compared(how: Callable[..., Tensor], value: Tensor, other: Tensor | float) -> Tensor:

@@ -19,7 +19,7 @@ from grpo_variants.plain import plain_loss, row_weights_of, step_of
 from grpo_variants.variant import Variant
 
 # Tokens of a block. On a CPU what a block needs then fits into the core's own cache; elsewhere it bounds the memory.
-CPU_TOKENS, OTHER_TOKENS = 1 << 16, 1 << 24
+CPU_TOKENS, OTHER_TOKENS = 1 << 17, 1 << 24
 
 Kernel = Callable[[Variant, Tokens, Counts, "Tensor | None"], Found]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_variants import ratio as ratios
 from grpo_variants.divergence import KL
 from grpo_variants.fast.block import Block
-from grpo_variants.fast.choose import chosen, greater, keep, less, pick, same
+from grpo_variants.fast.choose import chosen, greater, keep, less, pick, same, unchanged
 from grpo_variants.surrogate import Cispo, Clip, Gmpo, Reinforce, Sapo, Surrogate, Term
 
 
@@ -32,13 +32,14 @@ def _clip(s: Clip, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
     a = block.advantages
     positive = greater(a, 0)
     floor = less(a, 0).mul_(1 - s.low)  # a ratio is at least 0, so that 0 is no floor
-    ceiling = (1 + s.high) / positive  # infinite where A <= 0
+    ceiling = positive.reciprocal().mul_(1 + s.high)  # infinite where A <= 0
     if s.dual is not None:
         ceiling = _with_dual(positive, ceiling, 1 + s.high, s.dual)
-    clipped = torch.minimum(torch.maximum(ratio, floor), ceiling)
-    low, high = greater(clipped, ratio), less(clipped, ratio)
-    loss = -a * clipped
-    return Slope(Term(loss, low, high if s.dual is None else high.mul_(positive)), of_ratio=loss * same(clipped, ratio))
+    clipped = torch.maximum(ratio, floor)
+    torch.minimum(clipped, ceiling, out=clipped)
+    low, high, free = greater(clipped, ratio), less(clipped, ratio), same(clipped, ratio)
+    loss = clipped.mul_(-a)
+    return Slope(Term(loss, low, high if s.dual is None else high.mul_(positive)), of_ratio=free.mul_(loss))
 
 
 def _with_dual(positive: Tensor, ceiling: Tensor, high: float, dual: float) -> Tensor:
@@ -72,7 +73,7 @@ def _gmpo(s: Gmpo, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
     ceiling = pick(chosen(greater(a, 0), a.dtype), s.high, float("inf"), a.dtype)
     floor = pick(chosen(less(a, 0), a.dtype), -s.low, -float("inf"), a.dtype)
     clipped = torch.minimum(torch.maximum(log_ratio, floor), ceiling)
-    inside = chosen(same(clipped, log_ratio), a.dtype)
+    inside = unchanged(clipped, log_ratio)
     loss = -a * (block.per_row(clipped) / lengths).exp()
     low, high = less(log_ratio, floor), greater(log_ratio, ceiling)
     return Slope(Term(loss, low, high), of_ratio=loss, spread=lambda rows: keep(inside, rows / lengths))
@@ -98,7 +99,7 @@ def _bounded(rule: Any, raw: Tensor) -> LogRatio:
     value = rule.clamp(raw)
     if value is raw:
         return LogRatio(value, lambda slope: slope)
-    inside = chosen(same(raw, value), raw.dtype)
+    inside = unchanged(raw, value)
     return LogRatio(value, lambda slope: keep(inside, slope))
 
 
@@ -176,8 +177,8 @@ def penalty(rule: KL, ratio: Tensor, block: Block, wanted_by: str) -> Penalty:
     if rule.gradient == "k2":
         slope = u
     elif value is not full:
-        slope = keep(chosen(same(full, value), u.dtype), slope)
-    slope = -slope if u is raw else -keep(chosen(same(raw, u), u.dtype), slope)
+        slope = keep(unchanged(full, value), slope)
+    slope = -slope if u is raw else -keep(unchanged(raw, u), slope)
     if rule.weighted == "none":
         return Penalty(value, slope)
     return Penalty(value * ratio, slope * ratio, value * ratio)
