@@ -29,8 +29,9 @@ from rich.console import Console
 from benchmarks.bars import bars
 from benchmarks.case import Case
 from benchmarks.floors import floors
+from benchmarks.machine import environment
 from benchmarks.measure import counted, interleaved, peak_bytes
-from benchmarks.report import judge, plot, table
+from benchmarks.report import judge, page, plot, put, table
 
 # Modules with a tuple CASES. A further one is a line here and its bars in bars.toml.
 MODULES = ("advantages", "losses", "lm_head", "training")
@@ -49,21 +50,15 @@ def measured(case: Case, size: tuple[int, ...], rounds: int, tell: Callable[[str
     setup.check()
     runs = {**setup.runs, **floors(setup.unit)}
     seconds = interleaved(runs, rounds, tell)
-    found: dict[str, dict[str, Any]] = {name: {"seconds": times} for name, times in seconds.items()}
+    found: dict[str, dict[str, Any]] = {
+        name: {"seconds": [float(f"{one:.4g}") for one in times]} for name, times in seconds.items()
+    }
     for name, run in setup.runs.items():
         tell(f"memory of {name}")
         found[name]["peak"] = peak_bytes(run) / setup.unit
         if name not in setup.opaque:
             found[name]["kernels"], found[name]["syncs"] = counted(run)
     return {"case": case.name, "size": "x".join(map(str, size)), "contenders": found}
-
-
-def environment() -> dict[str, str]:
-    """What a result depends on beside the machine."""
-    import platform
-
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
-    return versions | {"cores": str(os.cpu_count()), "threads": str(torch.get_num_threads())}
 
 
 def arguments() -> argparse.Namespace:
@@ -74,19 +69,27 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="cases whose name holds one of the words")
     parser.add_argument("--rounds", type=int, help="how often everybody has a turn")
     parser.add_argument("--into", type=Path, help="JSON file that the results are added to")
-    parser.add_argument("--table", type=Path, help="Markdown file for the table")
+    parser.add_argument("--page", type=Path, help="Markdown file that bars and tables are put into, between its marks")
     parser.add_argument("--plot", type=Path, help="PNG file for times against batch size and length")
     return parser.parse_args()
 
 
-def merged(path: Path | None, fresh: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def merged(path: Path | None, fresh: list[dict[str, Any]]) -> dict[str, Any]:
     """Earlier results with the fresh ones in place of those of the same case and size; written back."""
-    before = json.loads(path.read_text())["results"] if path and path.exists() else []
+    before = json.loads(path.read_text()) if path and path.exists() else {"environment": {}, "results": []}
     new = {(one["case"], one["size"]) for one in fresh}
-    results = [one for one in before if (one["case"], one["size"]) not in new] + fresh
+    results = [one for one in before["results"] if (one["case"], one["size"]) not in new] + fresh
+    found = {"environment": {**before["environment"], **environment()}, "results": in_order(results)}
     if path:
-        path.write_text(json.dumps({"environment": environment(), "results": results}, indent=1) + "\n")
-    return results
+        path.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def in_order(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results in the order of the cases, whichever environment came first; without cases that are no more."""
+    names = [case.name for case in cases()]
+    known = [result for result in results if result["case"] in names]
+    return sorted(known, key=lambda result: names.index(result["case"]))
 
 
 def main() -> int:
@@ -106,11 +109,11 @@ def main() -> int:
             with console.status(title) as status:
                 rounds = given.rounds or ROUNDS[given.length]
                 fresh.append(measured(case, size, rounds, lambda text, t=title, s=status: s.update(f"{t}: {text}")))
-    results = merged(given.into, fresh)
-    text = table(results)
-    console.print("\n" + text, markup=False)
-    if given.table:
-        given.table.write_text(text)
+    found = merged(given.into, fresh)
+    results = found["results"]
+    console.print("\n" + table(results), markup=False)
+    if given.page:
+        put(given.page, page(results, found["environment"], bars()))
     if given.plot:
         plot(results, given.plot)
     lines, failed = judge(bars(), results, quick=given.length == "quick")

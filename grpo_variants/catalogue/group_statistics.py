@@ -1,0 +1,272 @@
+"""Members whose baseline or scale is another statistic of the group, or of the batch."""
+
+from __future__ import annotations
+
+from grpo_variants.aggregation import SequenceMean, SequenceSum, TokenMean
+from grpo_variants.baseline import GroupMean, GroupMedian, GroupQuantile, Kalman, LeaveOneOut, LengthWeighted
+from grpo_variants.catalogue.formulas import CLIP, CLIPPED, SCORED
+from grpo_variants.catalogue.references import BAE, CHU, HAO, KIM, LIU_GDPO, LIU_TRICKS, TAJWAR, WANG_KRPO, WU, XIAO
+from grpo_variants.credit import Decoupled
+from grpo_variants.divergence import K3
+from grpo_variants.filters import ZeroVariance
+from grpo_variants.ratio import TokenRatio
+from grpo_variants.scale import BatchStd, BetaDensity, GroupMad, GroupStd, KalmanStd, MeanReward, SignalShare
+from grpo_variants.surrogate import Clip
+from grpo_variants.variant import Variant
+
+GROUP_STATISTICS: tuple[Variant, ...] = (
+    Variant(
+        name="opo",
+        baseline=LengthWeighted(),
+        aggregation=TokenMean(),
+        summary="Exactly on policy, with the length-weighted mean of the group as its baseline; no ratio, no KL.",
+        formula=rf"A_i = r_i - \frac{{\sum_j l_j r_j}}{{\sum_j l_j}},\quad {SCORED}",
+        note=(
+            "The derivation weighs the score of a whole response, which is aggregation=sequence_sum; the authors "
+            "ran verl's token mean, which is taken. One update a batch: with more, a ratio is needed."
+        ),
+        confirmed="The baseline in the paper and in verl's estimator opo.",
+        references=(HAO,),
+        hosts=(
+            ("trl", "no counterpart: no baseline that weighs by length"),
+            ("verl", "advantages equal estimator opo, outside groups of one; the loss equals gpg with token-mean"),
+        ),
+    ),
+    Variant(
+        name="lite_ppo",
+        baseline=GroupMean(),
+        scale=BatchStd(of="raw"),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=TokenMean(),
+        summary="Group mean, standard deviation of the whole batch, PPO clip, token mean; nothing else.",
+        formula=(
+            r"A_i = \frac{r_i - \operatorname{mean}_g r}{\operatorname{std}_b r + \epsilon},\quad "
+            rf"{CLIPPED}"
+        ),
+        note=(
+            "Trainers take the deviation of the raw rewards (TRL, ms-swift) or of the centred ones (AReaL, ROLL), "
+            "which is never larger. Raw is taken; scale.of=centred is the other."
+        ),
+        confirmed=(
+            "Group mean with the deviation of the batch, and the token mean, in the paper; raw rewards in its "
+            "authors' ROLL (roll/utils/functionals.py, reward_norm)."
+        ),
+        references=(LIU_TRICKS,),
+        hosts=(
+            ("trl", "advantages equal scale_rewards='batch', under conventions=trl; the loss is loss_type='dapo'"),
+            ("verl", "no counterpart: no deviation of the batch but in the whitening over tokens"),
+        ),
+    ),
+    Variant(
+        name="agapo",
+        baseline=LeaveOneOut(),
+        scale=BatchStd(of="centred"),
+        aggregation=SequenceSum(),
+        summary="Leave-one-out within the group, then the deviation of the batch; no ratio and no clip.",
+        formula=(
+            r"a_i = r_i - \frac{1}{G-1}\sum_{j\ne i} r_j,\quad A_i = \frac{a_i}{\operatorname{std}_b a + \epsilon},"
+            r"\quad L = -\frac{1}{N}\sum_i A_i \sum_t\log\pi(y_{it})"
+        ),
+        note=(
+            "The report's KL term is of a whole response: set kl and kl.beta for it. Its normalisation subtracts "
+            "the mean of the batch, which is 0 after leave-one-out. Groups that are all wrong are kept, with "
+            "small negative rewards, which is the reward function's to give."
+        ),
+        confirmed=(
+            "Leave-one-out, the normalisation over the batch, and the sum over a whole response without ratio or "
+            "clip: the report, section 2.4.2."
+        ),
+        unconfirmed=(
+            "The objective has a KL term whose coefficient the report does not give; without one it is left out "
+            "here. Code was not published."
+        ),
+        references=(BAE,),
+        hosts=(
+            ("trl", "no counterpart: RLOOTrainer's normalize_advantages subtracts and divides in another order"),
+            ("verl", "no counterpart: no deviation of the batch but in the whitening over tokens"),
+        ),
+    ),
+    Variant(
+        name="maxrl",
+        baseline=GroupMean(),
+        scale=MeanReward(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=TokenMean(),
+        summary="Centred rewards over the group's mean reward: likelihood of success, to the group's order.",
+        formula=(
+            r"A_i = \frac{r_i - \operatorname{mean}_g r}{\operatorname{mean}_g r + \epsilon},\quad "
+            rf"A_i = 0 \text{{ where }} \operatorname{{mean}}_g r \le 0,\quad {CLIPPED}"
+        ),
+        note=(
+            "For rewards of 0 and 1. The authors' code divides by any mean plus 1e-6, so that a negative mean "
+            "turns the sign; here such a group has no success to learn from and gets 0."
+        ),
+        confirmed="The advantage in the paper; its code adds 1e-6 to the mean, as SkyRL does.",
+        references=(TAJWAR,),
+        hosts=(
+            ("trl", "no counterpart: no scale but a standard deviation"),
+            ("verl", "no counterpart in 0.9.1: no scale but a standard deviation"),
+        ),
+    ),
+    Variant(
+        name="gpg",
+        baseline=GroupMean(),
+        scale=SignalShare(),
+        aggregation=TokenMean(),
+        summary="Plain policy gradient on centred rewards, raised by the share of groups that have no signal.",
+        formula=(
+            r"A_i = \frac{B}{B - M}(r_i - \operatorname{mean}_g r),\quad M = |\{i : \text{rewards of its group are "
+            rf"equal}}\}}|,\quad {SCORED}"
+        ),
+        note=(
+            "verl's estimator of that name raises by B over the number of rewards that are not 0, which is "
+            "another number with rewards of -1 and 1, and wherever a group is all right. The authors' is taken, "
+            "with F_norm = 1; they also draw again where fewer than half of the groups have a signal, which is "
+            "not done here."
+        ),
+        confirmed="The authors' code (AMAP-ML/GPG): alpha, F_norm and the loss without a ratio.",
+        references=(CHU,),
+        hosts=(
+            ("trl", "no counterpart: groups without signal are counted like any other"),
+            (
+                "verl",
+                "no counterpart of the advantage: estimator gpg has another alpha; the loss equals gpg's, token-mean",
+            ),
+        ),
+    ),
+    Variant(
+        name="mc_grpo",
+        baseline=GroupMedian(),
+        scale=GroupMad(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=SequenceMean(),
+        summary="Median of the group as baseline, median absolute deviation as scale, for groups of few responses.",
+        formula=(
+            r"A_i = \frac{r_i - \operatorname{median}_g r}{\operatorname{MAD}_g r + 10^{-3}},\quad "
+            rf"L = -\frac{{1}}{{N}}\sum_i\frac{{1}}{{l_i}}\sum_t {CLIP}"
+        ),
+        note=(
+            "The authors draw G + 1 responses and take the median one out of the batch; here it has advantage 0 "
+            "and stays in the counts. With rewards of 0 and 1 the deviation is 0 unless half of the group "
+            "differs, and only the 0.001 divides: a single right answer then has an advantage of 1000, in their "
+            "code as here."
+        ),
+        confirmed="The authors' code: median, median absolute deviation plus 1e-3.",
+        references=(KIM,),
+        hosts=(
+            ("trl", "no counterpart: no median"),
+            ("verl", "no counterpart: no median"),
+        ),
+    ),
+    Variant(
+        name="qae",
+        baseline=GroupQuantile(),
+        scale=GroupStd(),
+        ratio=TokenRatio(),
+        surrogate=Clip(low=0.2, high=0.28),
+        aggregation=TokenMean(),
+        filter=ZeroVariance(),
+        summary="DAPO with a quantile of the group as baseline: hard prompts teach by success, easy ones by failure.",
+        formula=(
+            r"A_i = \frac{r_i - Q_{0.4}(r)}{\operatorname{std}_g r + \epsilon},\quad "
+            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t}\min(\rho_{it}A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28)A_i)"
+        ),
+        note=(
+            "The paper's quantile is a reward that occurs; the authors' code interpolates between two, which is "
+            "baseline.interpolation=linear. The paper's is taken."
+        ),
+        confirmed="The paper, with 0.4, and its authors' code.",
+        references=(WU,),
+        hosts=(
+            ("trl", "no counterpart: no quantile"),
+            ("verl", "no counterpart in 0.9.1: no quantile"),
+        ),
+    ),
+    Variant(
+        name="bnpo",
+        baseline=GroupMean(),
+        scale=BetaDensity(),
+        ratio=TokenRatio(),
+        surrogate=Clip(low=0.2, high=0.28),
+        aggregation=SequenceSum(),
+        summary="Centred rewards over a Beta density fitted to the success rates of the batch's prompts.",
+        formula=(
+            r"A_i = \frac{r_i - p_g}{f(p_g;\, 1 + a/3,\, 1 + b/3)},\quad p_g = \operatorname{mean}_g r,\quad "
+            r"\operatorname{Beta}(a, b) \text{ fitted to } p \text{ by moments},\quad L = -\frac{1}{N}\sum_{i,t} "
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i)"
+        ),
+        note=(
+            "TRL's loss_type='bnpo' is not this: it is a token mean over each micro-batch. The authors' bounds "
+            "are kept: no parameter below 1, no factor above 1e6. One prompt, or prompts that are all alike, "
+            "leave nothing to fit: the density is then 1. The authors update once a batch, where the clip range "
+            "has no part. The decomposition over several reward functions is not done."
+        ),
+        confirmed=(
+            "The advantage in the authors' code (changyi7231/BNPO, recipe/bnpo/src/bnpo_ray_trainer.py); clip "
+            "range and aggregation in its recipe/bnpo/run.sh."
+        ),
+        references=(XIAO,),
+        hosts=(
+            ("trl", "no counterpart: loss_type='bnpo' has the name and is a token mean per micro-batch"),
+            ("verl", "no counterpart: no scale but a standard deviation"),
+        ),
+    ),
+    Variant(
+        name="gdpo",
+        baseline=GroupMean(),
+        scale=GroupStd(eps=1e-4),
+        credit=Decoupled(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=SequenceMean(),
+        summary="GRPO for several reward functions: each is normalised by itself before they are added.",
+        formula=(
+            r"a_i = \sum_k w_k\,\frac{r_{ik} - \operatorname{mean}_g r_k}{\operatorname{std}_g r_k + \epsilon},\quad "
+            r"A_i = \frac{a_i - \operatorname{mean}_b a}{\operatorname{std}_b a + \epsilon},\quad "
+            rf"L = -\frac{{1}}{{N}}\sum_i\frac{{1}}{{l_i}}\sum_t {CLIP}"
+        ),
+        note=(
+            "The second normalisation is over responses in the authors' code for TRL, in TRL, ms-swift and here, "
+            "and over tokens in verl, which is credit.over=tokens and part of conventions=verl. A response that a "
+            "reward function gave nothing for is out of that function's statistics and sum."
+        ),
+        confirmed="The authors' code (NVlabs/GDPO), both stages and 1e-4.",
+        references=(LIU_GDPO,),
+        hosts=(
+            ("trl", "advantages equal multi_objective_aggregation='normalize_then_sum', under conventions=trl"),
+            (
+                "verl",
+                "advantages equal estimator gdpo, under conventions=verl; a plugin is given the total reward only",
+            ),
+        ),
+    ),
+    Variant(
+        name="krpo",
+        baseline=Kalman(),
+        scale=KalmanStd(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        kl=K3(beta=0.01),
+        aggregation=SequenceMean(),
+        summary="GRPO with a Kalman filter over the group's rewards, in their order, in place of mean and deviation.",
+        formula=(
+            r"P^- = P + Q,\quad K = \frac{P^-}{P^- + R},\quad x \leftarrow x + K(r_i - x),\quad P \leftarrow (1-K)P^-,"
+            r"\quad A_i = \frac{r_i - x}{\sqrt{P} + \epsilon},\quad "
+            rf"L = \frac{{1}}{{N}}\sum_i\frac{{1}}{{l_i}}\sum_t\left[-{CLIP} + \beta\, k_3\right]"
+        ),
+        note=(
+            "The filter starts anew with each group in the authors' code, so nothing is remembered between steps, "
+            "and each reward is compared with the state that it has just moved. The advantage depends on the "
+            "order of the responses, and a group of equal rewards does not get 0."
+        ),
+        confirmed="The authors' code (billhhh/KRPO_LLMs_RL): Q, R and the order of the update.",
+        references=(WANG_KRPO,),
+        hosts=(
+            ("trl", "no counterpart: no filter over rewards"),
+            ("verl", "no counterpart: no filter over rewards"),
+        ),
+    ),
+)

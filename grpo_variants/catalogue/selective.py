@@ -1,0 +1,130 @@
+"""Members that learn from some responses of a group: the right, the wrong, the best or the short ones."""
+
+from __future__ import annotations
+
+from grpo_variants.aggregation import TokenMean
+from grpo_variants.baseline import GroupMean, SecondBest
+from grpo_variants.catalogue.formulas import CLIP, CLIPPED
+from grpo_variants.catalogue.references import CHEN, SHRIVASTAVA, TANG, ZHU
+from grpo_variants.divergence import K3
+from grpo_variants.ratio import TokenRatio
+from grpo_variants.scale import Bernoulli, GroupStd
+from grpo_variants.selection import Shortest
+from grpo_variants.surrogate import Clip
+from grpo_variants.transform import PassAtK, Verdict
+from grpo_variants.variant import Variant
+
+_VERDICTS = (
+    ("trl", "no counterpart: GRPOTrainer always subtracts the group mean"),
+    ("verl", "no counterpart: every estimator subtracts a baseline or whitens"),
+)
+
+SELECTIVE: tuple[Variant, ...] = (
+    Variant(
+        name="passk",
+        baseline=SecondBest(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=TokenMean(),
+        summary="Only the best response of the group learns: its lead over the second best is its share of best-of-k.",
+        formula=(r"A_i = (r_{(1)} - r_{(2)})\,\mathbf{1}[r_i = r_{(1)}],\quad " + CLIPPED),
+        note=(
+            "verl divides by the group's standard deviation unless norm_adv_by_std_in_grpo is off; the paper does "
+            "not. scale=group_std is verl's default."
+        ),
+        confirmed="The formula is the paper's; verl's grpo_passk has it as well.",
+        references=(TANG,),
+        hosts=(
+            ("trl", "no counterpart: every response of a group gets an advantage"),
+            ("verl", "advantages equal estimator grpo_passk with norm_adv_by_std_in_grpo=False"),
+        ),
+    ),
+    Variant(
+        name="passk_analytic",
+        transform=PassAtK(k=4),
+        baseline=GroupMean(),
+        scale=Bernoulli(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=TokenMean(),
+        summary="Pass@k as the objective, in closed form over every subset of k responses of the group.",
+        formula=(
+            r"v_i = E\big[\max_{j\in S} r_j \mid i\in S, |S|=k\big],\quad R = \operatorname{mean}_g v,\quad "
+            rf"A_i = \frac{{v_i - R}}{{\sqrt{{R(1-R)}} + \epsilon}},\quad {CLIPPED}"
+        ),
+        note=(
+            "For rewards of 0 and 1 this is the paper's closed form; other rewards are an extension by the same "
+            "definition. The authors publish the advantage; the objective here is the clip with a token mean."
+        ),
+        confirmed="The closed form in the paper and in its authors' code (RUCAIBox/Passk_Training).",
+        references=(CHEN,),
+        hosts=(
+            ("trl", "no counterpart: rewards are compared one by one"),
+            ("verl", "no counterpart: estimator grpo_passk is best of k, see passk"),
+        ),
+    ),
+    Variant(
+        name="w_reinforce",
+        transform=Verdict(right=0.1, wrong=-1.0),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=TokenMean(),
+        summary="Wrong responses count -1, right ones only 0.1: mostly negative reinforcement, which keeps diversity.",
+        formula=rf"A_i = 0.1 \text{{ if right, else }} -1,\quad {CLIPPED}",
+        confirmed="The authors' code (RLVR-Decomposed), with a weight of 0.1.",
+        references=(ZHU,),
+        hosts=_VERDICTS,
+    ),
+    Variant(
+        name="psr",
+        transform=Verdict(right=1.0, wrong=0.0),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=TokenMean(),
+        summary="Positive sample reinforcement: only right responses are learnt from.",
+        formula=rf"A_i = 1 \text{{ if right, else }} 0,\quad {CLIPPED}",
+        confirmed="The authors' code (RLVR-Decomposed).",
+        references=(ZHU,),
+        hosts=_VERDICTS,
+    ),
+    Variant(
+        name="nsr",
+        transform=Verdict(right=0.0, wrong=-1.0),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=TokenMean(),
+        summary="Negative sample reinforcement: only wrong responses are learnt from, by making them less likely.",
+        formula=rf"A_i = 0 \text{{ if right, else }} -1,\quad {CLIPPED}",
+        confirmed="The authors' code (RLVR-Decomposed).",
+        references=(ZHU,),
+        hosts=_VERDICTS,
+    ),
+    Variant(
+        name="gfpo",
+        selection=Shortest(keep=8),
+        baseline=GroupMean(),
+        scale=GroupStd(ddof=0),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        kl=K3(beta=1e-3),
+        aggregation=TokenMean(),
+        summary="GRPO within the shortest responses of a larger group; the rest is sampled but not learnt from.",
+        formula=(
+            r"S_g = \text{the } k \text{ shortest},\quad A_i = \mathbf{1}[i\in S_g]\,"
+            r"\frac{r_i - \operatorname{mean}_{S_g} r}{\operatorname{std}_{S_g} r + \epsilon},\quad "
+            rf"L = \frac{{1}}{{\sum_i l_i}}\sum_{{i,t}}\left[-{CLIP} + \beta\, k_3\right]"
+        ),
+        note=(
+            "Responses that are not selected stay in the token count, as in the paper's formula. It writes the KL "
+            "against the sampling policy and ran verl, which takes a reference; the reference is taken, and k3 as "
+            "estimator, which it does not name. selection=efficient is its other metric, reward per token; the "
+            "number kept by difficulty is not done."
+        ),
+        confirmed="The paper: selection, statistics of the kept responses, coefficients.",
+        references=(SHRIVASTAVA,),
+        hosts=(
+            ("trl", "no counterpart in 1.16: every response of a group is learnt from"),
+            ("verl", "no counterpart: every response of a group is learnt from"),
+        ),
+    ),
+)
