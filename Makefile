@@ -15,7 +15,7 @@ LOGS := build/tests
 PIP := bin/python -m pip install -qq --no-compile --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-verl test test-slow parity bench lint environments clean
+.PHONY: help quickstart quickstart-verl test test-slow parity bench bench-full lint environments clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ bench: environments ## Quick benchmarks against both hosts, judged by benchmarks
 	@mkdir -p build; rm -f build/benchmarks.json
 	$(VERL)/bin/python -m benchmarks --quick --into build/benchmarks.json $(ARGS)
 	$(TRL)/bin/python -m benchmarks --quick --into build/benchmarks.json $(ARGS)
+
+bench-full: environments ## Every benchmark at every size, into docs/performance.md (an hour, on a machine that does nothing else)
+	-$(VERL)/bin/python -m benchmarks --full --into docs/performance.json
+	$(TRL)/bin/python -m benchmarks --full --into docs/performance.json --page docs/performance.md --plot docs/performance.png
 
 lint: $(TRL)/.installed-test ## Format, lint and type checks
 	$(TRL)/bin/ruff format --check .

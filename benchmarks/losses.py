@@ -17,6 +17,7 @@ from grpo_variants import fast
 from grpo_variants.fast import compiled
 
 SPEC = "dapo,conventions={}"
+FLOOR = "floor: the same memory"
 QUICK = ((256, 8192),)
 FULL = ((16, 8192), (64, 512), (64, 2048), (64, 8192), (256, 512), (256, 2048), (256, 8192), (64, 32768))
 
@@ -74,7 +75,20 @@ def _setup(host_name: str, host: Run, spec: str, given: dict[str, Tensor], count
             assert_close(loss, wanted[0], rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
             assert_close(gradient, wanted[1], rtol=1e-4, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
 
-    return Setup(runs, check, 4 * given["logp"].numel(), opaque=("compiled",))
+    floor = {} if compiled.is_broken() else {FLOOR: _same_memory(given)}
+    return Setup({**runs, **floor}, check, 4 * given["logp"].numel(), opaque=("compiled", FLOOR))
+
+
+def _same_memory(given: dict[str, Tensor]) -> Callable[[], Tensor]:
+    """What no loss with a gradient can do without: to read the host's inputs, write the gradient and scale it."""
+    old, a, mask = given["old_logp"], given["advantages"], given["mask"]
+    a = a if a.dim() == 2 else a.unsqueeze(1)
+
+    @torch.compile(dynamic=True)
+    def moved(logp: Tensor, old: Tensor, a: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(mask.bool(), logp - old, 0.0) * a
+
+    return lambda: moved(given["logp"], old, a, mask).mul_(0.5)
 
 
 def against_verl(rows: int, width: int) -> Setup:

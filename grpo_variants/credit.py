@@ -159,7 +159,7 @@ class Process:
         steps = replace(
             samples,
             groups=samples.groups[row],
-            valid=samples.valid[row] & ~step_rewards.isnan(),
+            valid=samples.valid[row],
             rewards=step_rewards,
         )
         centred = step_rewards - rule.baseline(step_rewards, steps)

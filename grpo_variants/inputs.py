@@ -29,7 +29,7 @@ class Rollouts:
     lengths: [N] number of loss tokens (default: counted from `mask`).
     valid: [N] bool; a response that is not valid is out of every statistic and gets advantage 0.
     mask: [N, T] loss mask; holes (tool output) are allowed.
-    token_rewards: [N, T] reward a token, for token credit.
+    token_rewards: [N, T] reward a token, for token credit; a NaN within the mask is a missing reward of the response.
     step_ends: [N, T] bool, True at the last token of each step, for process supervision.
     greedy_rewards: [N] or [N, K] reward of the policy's greedy response to the same prompt (ReMax).
     reward_weights: [K] weight of each reward function (default: 1).
@@ -105,7 +105,7 @@ _SUPPLIERS: Mapping[str, str] = {
 
 def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = None) -> Samples:
     """Check shapes, cast to float32 (float64 stays), weigh and add reward functions, mark missing rewards."""
-    token_rewards, mask = _token_inputs(rollouts)
+    token_rewards, mask, incomplete = _token_inputs(rollouts)
     components = _components(rollouts, token_rewards)
     count = components.shape[0]
     if rollouts.groups is None:
@@ -113,6 +113,9 @@ def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = Non
     groups = Groups.of(rollouts.groups, components.device)
     _check_length("groups", len(groups.ids), count)
     missing = components.isnan().all(1)
+    if incomplete is not None:
+        _check_length("token_rewards", len(incomplete), count)
+        missing = missing | incomplete
     valid = ~missing & _vector("valid", rollouts.valid, count, components.device, torch.bool, True)
     lengths = mask.sum(1) if rollouts.lengths is None and mask is not None else None
     if rollouts.lengths is not None:
@@ -155,7 +158,7 @@ def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
     if rollouts.rewards is None:
         if token_rewards is None:
             raise ValueError("rewards= is missing: give [N] or [N, K] rewards, or token_rewards= [N, T].")
-        return token_rewards.nansum(1, keepdim=True)
+        return token_rewards.sum(1, keepdim=True)
     rewards = as_floating(rollouts.rewards, name="rewards")
     if rewards.dim() not in (1, 2):
         raise ValueError(f"rewards has shape {tuple(rewards.shape)}; allowed: [N], or [N, K] for K reward functions.")
@@ -190,13 +193,16 @@ def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor
     return _total(value, rollouts.reward_weights).masked_fill(missing, float("nan"))
 
 
-def _token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None]:
+def _token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Token rewards [N, T] without padding and NaN, the mask, and which responses [N] miss a token's reward."""
     check_token_shapes(rollouts)
     mask = None if rollouts.mask is None else rollouts.mask.bool()
-    tokens = None if rollouts.token_rewards is None else as_floating(rollouts.token_rewards)
-    if tokens is not None and mask is not None:
-        tokens = select(mask, tokens)
-    return tokens, mask
+    if rollouts.token_rewards is None:
+        return None, mask, None
+    tokens = as_floating(rollouts.token_rewards)
+    tokens = tokens if mask is None else select(mask, tokens)
+    given = ~tokens.isnan()
+    return select(given, tokens), mask, ~given.all(1)
 
 
 _TOKEN_INPUTS = ("mask", "token_rewards", "step_ends", "old_logp", "ref_logp", "entropy", "sum_pi_squared")

@@ -1,7 +1,11 @@
 """How benchmarks are judged: the worst pair, medians of ratios, margins, and bars that nothing was measured for."""
 
+import json
+from pathlib import Path
+
+from benchmarks.__main__ import merged
 from benchmarks.bars import Bar, bars
-from benchmarks.report import judge, table
+from benchmarks.report import END, START, judge, page, put, table
 
 RESULT = {
     "case": "loss",
@@ -64,3 +68,42 @@ def test_every_bar_says_one_thing():
 
 def test_the_table_has_times_over_the_first_contenders():
     assert table([RESULT]).splitlines()[3] == "| loss | 2x3 | ours | 2e+03 | 3x | 2 | 4 | 0 |"
+
+
+def test_the_page_has_bars_and_cases():
+    holding, missed = bar(pairs=(("host", "ours"),), at_least=2, aim=4), bar(pairs=(("ours",),), of="peak", at_most=1)
+    lines = page([RESULT], {"CPU": "a fast one", "torch": "2.13"}, [holding, missed]).splitlines()
+    assert lines[0] == "Where: CPU a fast one, torch 2.13."
+    assert "| P | s | at least 2, aim 4 | 3 | holds |" in lines
+    assert "| P | s | at most 1 | 2 | FAILS |" in lines
+    assert lines[lines.index("### Loss") + 2] == "| size | contender | ms | to the first | peak | kernels | syncs |"
+    assert lines[-1] == "| 2x3 | ours | 2e+03 | 3x | 2 | 4 | 0 |"
+
+
+def test_the_page_goes_between_the_marks(tmp_path):
+    file = tmp_path / "page.md"
+    put(file, "first\n")
+    file.write_text(f"before\n{file.read_text()}after\n")
+    put(file, "second\n")
+    assert file.read_text() == f"before\n{START}\n\nsecond\n\n{END}\nafter\n"
+
+
+def test_results_of_two_environments_are_in_the_order_of_the_cases(tmp_path):
+    """An earlier result of the same case and size gives way; one of a case that is no more is left out."""
+    file = tmp_path / "results.json"
+    found = [{"case": case, "size": "1x1", "contenders": {}} for case in ("TRL step", "a case that was")]
+    merged(file, found)
+    fresh = [{"case": case, "size": "1x1", "contenders": {"a": {}}} for case in ("advantages", "TRL step")]
+    both = merged(file, fresh)
+    assert both["results"] == fresh
+    assert both == json.loads(file.read_text())
+
+
+def test_the_performance_page_shows_the_recorded_run():
+    docs = Path(__file__).parents[2] / "docs"
+    recorded = json.loads((docs / "performance.json").read_text())
+    shown = (docs / "performance.md").read_text().partition(START)[2].partition(END)[0]
+    assert shown.strip() == page(recorded["results"], recorded["environment"], bars()).strip()
+    assert {bar.case for bar in bars() if not bar.sentence.startswith("a small LM head")} <= {
+        result["case"] for result in recorded["results"]
+    }

@@ -272,6 +272,33 @@ def test_a_response_that_is_not_valid_is_out_of_every_statistic():
         assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("outcome", [True, False])
+@pytest.mark.parametrize("name", gv.names())
+def test_a_missing_token_reward_takes_its_response_out(name, outcome):
+    """As if the response were not valid, whichever rewards the rule reads; in the padding it means nothing."""
+    case = random_case(4)
+    holed = replace(case, token_rewards=np.where(case.mask, case.token_rewards, NAN))
+    holed.token_rewards[3, case.mask.argmax(1)[3]] = NAN
+    both = [one.rollouts() for one in (holed, replace(case, valid=case.valid & (np.arange(9) != 3)))]
+    if not outcome:
+        both = [replace(x, rewards=None, reward_weights=None, greedy_rewards=x.greedy_rewards[:, 0]) for x in both]
+    found, expected = (compute_advantages(name, one) for one in both)
+    assert_close(found, expected, rtol=0, atol=0)
+    assert not found[3].any()
+
+
+def test_a_missing_step_reward_by_hand():
+    """Steps 0 and 1, none and 0, 0 and 1, 0 and 0; without the second response mean 1/3 and deviation sqrt(4/15)."""
+    rewards = torch.tensor([[0.0, 0, 1], [0, NAN, 0], [0, 0, 1], [0, 0, 0]])
+    ends = torch.tensor([[0, 1, 1]] * 4).bool()
+    found = gv.advantages(
+        "grpo_process,scale.eps=0", None, [0] * 4, token_rewards=rewards, step_ends=ends, mask=torch.ones(4, 3)
+    )
+    right, wrong = (2 / 3) / (4 / 15) ** 0.5, (-1 / 3) / (4 / 15) ** 0.5
+    good, bad = [right + wrong] * 2 + [right], [2 * wrong] * 2 + [wrong]
+    assert_close(found, torch.tensor([good, [0.0] * 3, good, bad]))
+
+
 def test_a_response_without_loss_tokens_stays_in_its_groups_statistics():
     """A truncated answer whose mask is emptied has still told what its prompt is worth: rewards 1, 3, 2 with mean 2."""
     mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]])
