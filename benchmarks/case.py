@@ -13,7 +13,7 @@ class Setup:
 
     runs: by contender, a function without arguments that does the whole work once and returns its result.
     check: raises unless the contenders agree; it runs before anything is timed.
-    unit: bytes of one [B, T] fp32 tensor (or whatever the peak is to be read in).
+    unit, unit_name: bytes of what the peak is read in, and its name: one [B, T] tensor in float32, or another.
     opaque: contenders whose kernels the dispatcher does not see, so that they are not counted (compiled ones).
     """
 
@@ -21,6 +21,7 @@ class Setup:
     check: Callable[[], None]
     unit: int
     opaque: tuple[str, ...] = ()
+    unit_name: str = "[B, T]"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The LM head: hidden states to log-probabilities, entropies, loss and gradients, against the heads of TRL and verl.
 
 Heads of 576 numbers a word in float32 on random hidden states: that of SmolLM2 with its 49152 words, and one of 4096
-for a quick run. Peaks are in units of the weight. The loss is GRPO's with an old policy's ratio, for every contender.
+for a quick run. Peaks are in sizes of the weight. The loss is GRPO's with an old policy's ratio, for every contender.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def build(score: Score, name: str, words: int, rows: int, width: int) -> Setup:
             for found, wanted in zip(run(), true, strict=False):
                 assert_close(found, wanted, rtol=1e-3, atol=2e-5 * wanted.abs().max().item())
 
-    return Setup({**runs, "floor: three products": three_products(b)}, check, 4 * words * WIDTH)
+    return Setup({**runs, "floor: three products": three_products(b)}, check, 4 * words * WIDTH, unit_name="weights")
 
 
 def cases(score: Score, name: str) -> tuple[Case, ...]:

@@ -43,7 +43,7 @@ def _bars_table(bars: Sequence[Bar], results: Sequence[Result]) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """One row a contender; peaks in units of the case, times over those of the case's first contender."""
+    """One row a contender, with its times over those of the case's first contender."""
     rows = [(result["case"], *row) for result in results for row in _rows(result)]
     return markdown.table(("case", *COLUMNS), rows) + "\n"
 
@@ -56,7 +56,8 @@ def _rows(result: Result) -> list[tuple[str, ...]]:
             name,
             f"{1e3 * statistics.median(found['seconds']):.3g}",
             f"{ratio(first, found['seconds']):.3g}x",
-            *(f"{found[key]:.3g}" if key in found else "" for key in ("peak", "kernels", "syncs")),
+            f"{found['peak']:.3g} {result['unit']}" if "peak" in found else "",
+            *(str(found[key]) if key in found else "" for key in ("kernels", "syncs")),
         )
         for name, found in result["contenders"].items()
     ]

@@ -19,6 +19,7 @@ from benchmarks.case import Case, Setup
 STEPS = 1
 GROUP = 8
 VOCABULARY = 4096
+MIB = 1 << 20
 
 
 def model_and_tokenizer(hidden: int) -> tuple[Any, Any]:
@@ -106,7 +107,7 @@ def whole_step(hidden: int, rows: int) -> Setup:
         # Adam divides a gradient by its own size, so rounding shows where it is nearly 0.
         assert (parameters(variant) - before - moved).norm() < 1e-2 * moved.norm()
 
-    return Setup(runs={"TRL dapo": stock.train, "gv_dapo": variant.train}, check=check, unit=4 * rows * 48)
+    return Setup(runs={"TRL dapo": stock.train, "gv_dapo": variant.train}, check=check, unit=MIB, unit_name="MiB")
 
 
 def without_signal(percent: int) -> Callable[..., list[float]]:
@@ -157,7 +158,7 @@ def forward_and_backward(hidden: int, rows: int, percent: int) -> Setup:
     """The whole model on one sampled batch, part of whose groups has no signal."""
     trainers, batch = contenders(hidden, rows, percent)
     runs = {name: partial(gradient, trainer, batch) for name, trainer in trainers.items()}
-    return Setup(runs=runs, check=partial(gradients_agree, trainers, batch), unit=4 * rows * 48)
+    return Setup(runs=runs, check=partial(gradients_agree, trainers, batch), unit=MIB, unit_name="MiB")
 
 
 def train_phase(hidden: int, rows: int, percent: int) -> Setup:
@@ -166,7 +167,7 @@ def train_phase(hidden: int, rows: int, percent: int) -> Setup:
     check = partial(gradients_agree, trainers, batch)
     for trainer in trainers.values():
         trainer._generate_and_score_completions = lambda inputs: dict(batch)
-    return Setup(runs={name: t.train for name, t in trainers.items()}, check=check, unit=4 * rows * 48)
+    return Setup(runs={name: t.train for name, t in trainers.items()}, check=check, unit=MIB, unit_name="MiB")
 
 
 os.environ.update(TRANSFORMERS_VERBOSITY="error")

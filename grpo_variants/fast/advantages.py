@@ -76,7 +76,9 @@ def _is_whole(rollouts: Rollouts, count: int) -> bool:
     """Whether every response is there, and every shape is right."""
     check_token_shapes(rollouts)
     named = [torch.as_tensor(value) for value in (rollouts.valid, rollouts.lengths) if value is not None]
-    right = all(value.shape == (count,) for value in named) and rollouts.greedy_rewards is rollouts.token_rewards is None
+    right = (
+        all(value.shape == (count,) for value in named) and rollouts.greedy_rewards is rollouts.token_rewards is None
+    )
     return right and (rollouts.valid is None or bool(named[0].all()))
 
 

@@ -10,6 +10,7 @@ from benchmarks.report import END, START, judge, page, put, table
 RESULT = {
     "case": "loss",
     "size": "2x3",
+    "unit": "[B, T]",
     "contenders": {
         "host": {"seconds": [8.0, 4.0, 9.0], "peak": 10.0, "syncs": 3, "kernels": 9},
         "ours": {"seconds": [2.0, 2.0, 3.0], "peak": 2.0, "syncs": 0, "kernels": 4},
@@ -67,7 +68,7 @@ def test_every_bar_says_one_thing():
 
 
 def test_the_table_has_times_over_the_first_contenders():
-    assert table([RESULT]).splitlines()[3] == "| loss | 2x3 | ours | 2e+03 | 3x | 2 | 4 | 0 |"
+    assert table([RESULT]).splitlines()[3] == "| loss | 2x3 | ours | 2e+03 | 3x | 2 [B, T] | 4 | 0 |"
 
 
 def test_the_page_has_bars_and_cases():
@@ -77,7 +78,7 @@ def test_the_page_has_bars_and_cases():
     assert "| P | s | at least 2, aim 4 | 3 | holds |" in lines
     assert "| P | s | at most 1 | 2 | FAILS |" in lines
     assert lines[lines.index("### Loss") + 2] == "| size | contender | ms | to the first | peak | kernels | syncs |"
-    assert lines[-1] == "| 2x3 | ours | 2e+03 | 3x | 2 | 4 | 0 |"
+    assert lines[-1] == "| 2x3 | ours | 2e+03 | 3x | 2 [B, T] | 4 | 0 |"
 
 
 def test_the_page_goes_between_the_marks(tmp_path):
@@ -91,9 +92,11 @@ def test_the_page_goes_between_the_marks(tmp_path):
 def test_results_of_two_environments_are_in_the_order_of_the_cases(tmp_path):
     """An earlier result of the same case and size gives way; one of a case that is no more is left out."""
     file = tmp_path / "results.json"
-    found = [{"case": case, "size": "1x1", "contenders": {}} for case in ("TRL step", "a case that was")]
+    found = [{"case": case, "size": "1x1", "unit": "MiB", "contenders": {}} for case in ("TRL step", "a case that was")]
     merged(file, found)
-    fresh = [{"case": case, "size": "1x1", "contenders": {"a": {}}} for case in ("advantages", "TRL step")]
+    fresh = [
+        {"case": case, "size": "1x1", "unit": "MiB", "contenders": {"a": {}}} for case in ("advantages", "TRL step")
+    ]
     both = merged(file, fresh)
     assert both["results"] == fresh
     assert both == json.loads(file.read_text())
