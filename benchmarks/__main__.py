@@ -58,7 +58,8 @@ def measured(case: Case, size: tuple[int, ...], rounds: int, tell: Callable[[str
         found[name]["peak"] = peak_bytes(run) / setup.unit
         if name not in setup.opaque:
             found[name]["kernels"], found[name]["syncs"] = counted(run)
-    return {"case": case.name, "size": "x".join(map(str, size)), "unit": setup.unit_name, "contenders": found}
+    title = {"case": case.name, "size": "x".join(map(str, size)), "axes": list(case.axes), "unit": setup.unit_name}
+    return title | {"contenders": found}
 
 
 def arguments() -> argparse.Namespace:

@@ -29,7 +29,7 @@ class Case:
     """A comparison at several sizes.
 
     needs: the packages without which it does not run (`verl`, `trl`); TRL and verl live in two environments.
-    build: size -> Setup. quick, full: the sizes of the two runs, each a tuple of numbers such as (B, T).
+    build: size -> Setup. quick, full: the sizes of the two runs, each a tuple of numbers. axes: what the numbers are.
     """
 
     name: str
@@ -37,3 +37,4 @@ class Case:
     quick: tuple[tuple[int, ...], ...]
     full: tuple[tuple[int, ...], ...]
     needs: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ("batch size", "length")

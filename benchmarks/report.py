@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from grpo_variants import markdown
 
 COLUMNS = ("size", "contender", "ms", "to the first", "peak", "kernels", "syncs")
 START, END = "<!-- measured -->", "<!-- /measured -->"
+TOKENS, PANELS = "batch size x length", 2
+GENERAL_FLOORS = ("floor: copy", "floor: read two", "floor: product of")
 Result = Mapping[str, Any]
 
 
@@ -21,9 +24,11 @@ def page(results: Sequence[Result], environment: Mapping[str, str], bars: Sequen
     """Where it was measured, the bars, and a table a case."""
     where = ", ".join(f"{name} {value}" for name, value in environment.items())
     parts = [f"Where: {where}.", _bars_table(bars, results)]
-    for case, found in groupby(results, key=lambda result: result["case"]):
+    for case, group in groupby(results, key=lambda result: result["case"]):
+        found = list(group)
         rows = [row for result in found for row in _rows(result)]
-        parts += [f"### {case[0].upper()}{case[1:]}", markdown.table(COLUMNS, rows)]
+        head = (" x ".join(found[0]["axes"]), *COLUMNS[1:])
+        parts += [f"### {case[0].upper()}{case[1:]}", markdown.table(head, rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -35,9 +40,11 @@ def put(path: Path, text: str) -> None:
 
 
 def _bars_table(bars: Sequence[Bar], results: Sequence[Result]) -> str:
+    """The bars that were measured; those of a quick run's own cases are not, in a full one."""
     rows = [
-        (bar.id, bar.sentence, _wanted(bar), "" if value is None else f"{value:.3g}", verdict)
+        (bar.id, bar.sentence, _wanted(bar), f"{value:.3g}", verdict.lower())
         for bar, value, verdict in _verdicts(bars, results, quick=False)
+        if value is not None
     ]
     return markdown.table(("bar", "what", "wanted", "found", ""), rows)
 
@@ -100,32 +107,48 @@ def plot(results: Sequence[Result], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    cases = {name: sorted(found, key=_tokens) for name, found in groupby(results, key=lambda r: r["case"])}
+    cases = {name: list(found) for name, found in groupby(results, key=lambda result: result["case"])}
     cases = {name: found for name, found in cases.items() if len(found) > 1} or cases
-    columns = min(len(cases), 3)
-    rows = -(-len(cases) // columns)
-    figure, panels = plt.subplots(rows, columns, figsize=(5 * columns, 4 * rows), squeeze=False)
+    rows = -(-len(cases) // PANELS)
+    figure, panels = plt.subplots(rows, PANELS, figsize=(7 * PANELS, 3.6 * rows), squeeze=False, layout="constrained")
     for panel in panels.flat[len(cases) :]:
         panel.set_axis_off()
     for panel, (name, found) in zip(panels.flat, cases.items(), strict=False):
         _panel(panel, name, found)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
 def _panel(panel: Any, name: str, found: Sequence[Result]) -> None:
-    for contender in found[0]["contenders"]:
-        if not contender.startswith("floor: product"):
-            points = [(_tokens(r), _ms(r, contender)) for r in found if contender in r["contenders"]]
-            panel.plot(*zip(*points, strict=True), marker="o", label=contender)
-    panel.set(xscale="log", yscale="log", title=name, xlabel="batch size x length", ylabel="ms, one thread")
-    panel.legend(fontsize=7)
+    """Contenders in colours, floors dotted in grey; those that every case has are left to the table."""
+    place, label = _axis(found)
+    own = [c for c in found[0]["contenders"] if not c.startswith(GENERAL_FLOORS)]
+    for contender in own:
+        at: dict[int, list[float]] = {}
+        for result in found:
+            if contender in result["contenders"]:
+                at.setdefault(place(result), []).append(_ms(result, contender))
+        points = sorted((x, statistics.median(times)) for x, times in at.items())
+        style = {"linestyle": ":", "color": "grey"} if contender.startswith("floor") else {}
+        panel.plot(*zip(*points, strict=True), marker="o", markersize=4, label=contender, **style)
+    panel.set(yscale="log", title=name, xlabel=label, ylabel="ms, one thread")
+    if label == TOKENS:
+        panel.set_xscale("log")
+    panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
-def _tokens(result: Result) -> int:
-    rows, width, *_ = map(int, result["size"].split("x"))
-    return rows * width
+def _axis(found: Sequence[Result]) -> tuple[Callable[[Result], int], str]:
+    """What the results differ in: the tokens of their batches, or else a number of their sizes."""
+    axes = found[0]["axes"]
+    if " x ".join(axes) == TOKENS:
+        return lambda result: math.prod(_size(result)), TOKENS
+    sizes = list(zip(*map(_size, found), strict=True))
+    varies = next((i for i, values in enumerate(sizes) if len(set(values)) > 1), 0)
+    return lambda result: _size(result)[varies], axes[varies]
+
+
+def _size(result: Result) -> list[int]:
+    return [int(number) for number in result["size"].split("x")]
 
 
 def _ms(result: Result, contender: str) -> float:

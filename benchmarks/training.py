@@ -19,6 +19,7 @@ from benchmarks.case import Case, Setup
 STEPS = 1
 GROUP = 8
 VOCABULARY = 4096
+AXES = ("hidden size", "responses", "% without a gradient")
 MIB = 1 << 20
 
 
@@ -172,13 +173,14 @@ def train_phase(hidden: int, rows: int, percent: int) -> Setup:
 
 os.environ.update(TRANSFORMERS_VERBOSITY="error")
 CASES = (
-    Case("TRL step", whole_step, quick=((256, 16),), full=((256, 16), (384, 16)), needs=("trl",)),
+    Case("TRL step", whole_step, quick=((256, 16),), full=((256, 16), (384, 16)), needs=("trl",), axes=AXES[:2]),
     Case(
         "TRL forward and backward",
         forward_and_backward,
         quick=((256, 32, 75),),
         full=((256, 32, 0), (256, 32, 50), (256, 32, 75)),
         needs=("trl",),
+        axes=AXES,
     ),
-    Case("TRL train phase", train_phase, quick=(), full=((256, 24, 66),), needs=("trl",)),
+    Case("TRL train phase", train_phase, quick=(), full=((256, 24, 66),), needs=("trl",), axes=AXES),
 )
