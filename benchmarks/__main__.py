@@ -82,8 +82,14 @@ def merged(path: Path | None, fresh: list[dict[str, Any]]) -> dict[str, Any]:
     results = [one for one in before["results"] if (one["case"], one["size"]) not in new] + fresh
     found = {"environment": {**before["environment"], **environment()}, "results": in_order(results)}
     if path:
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(_lines(found))
     return found
+
+
+def _lines(found: dict[str, Any]) -> str:
+    """JSON with a line a result."""
+    results = ",\n".join(map(json.dumps, found["results"]))
+    return f'{{"environment": {json.dumps(found["environment"])},\n"results": [\n{results}\n]}}\n'
 
 
 def in_order(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ _SUPPLIERS: Mapping[str, str] = {
 
 def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = None) -> Samples:
     """Check shapes, cast to float32 (float64 stays), weigh and add reward functions, mark missing rewards."""
-    token_rewards, mask, incomplete = _token_inputs(rollouts)
+    token_rewards, mask, incomplete = token_inputs(rollouts)
     components = _components(rollouts, token_rewards)
     count = components.shape[0]
     if rollouts.groups is None:
@@ -193,7 +193,7 @@ def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor
     return _total(value, rollouts.reward_weights).masked_fill(missing, float("nan"))
 
 
-def _token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Token rewards [N, T] without padding and NaN, the mask, and which responses [N] miss a token's reward."""
     check_token_shapes(rollouts)
     mask = None if rollouts.mask is None else rollouts.mask.bool()

@@ -17,7 +17,7 @@ from grpo_variants.baseline import GroupMean, LeaveOneOut, LengthWeighted, NoBas
 from grpo_variants.credit import Outcome
 from grpo_variants.fast import switch
 from grpo_variants.groups import Groups
-from grpo_variants.inputs import Rollouts, as_floating, check_token_shapes
+from grpo_variants.inputs import Rollouts, as_floating, check_token_shapes, token_inputs
 from grpo_variants.scale import GroupStd, NoScale
 from grpo_variants.selection import Everyone
 from grpo_variants.transform import NoTransform
@@ -76,10 +76,15 @@ def _is_whole(rollouts: Rollouts, count: int) -> bool:
     """Whether every response is there, and every shape is right."""
     check_token_shapes(rollouts)
     named = [torch.as_tensor(value) for value in (rollouts.valid, rollouts.lengths) if value is not None]
-    right = (
-        all(value.shape == (count,) for value in named) and rollouts.greedy_rewards is rollouts.token_rewards is None
-    )
-    return right and (rollouts.valid is None or bool(named[0].all()))
+    right = all(value.shape == (count,) for value in named) and rollouts.greedy_rewards is None
+    return right and (rollouts.valid is None or bool(named[0].all())) and not _misses_token_reward(rollouts, count)
+
+
+def _misses_token_reward(rollouts: Rollouts, count: int) -> bool:
+    if rollouts.token_rewards is None:
+        return False
+    *_, incomplete = token_inputs(rollouts)
+    return incomplete is None or len(incomplete) != count or bool(incomplete.any())
 
 
 def _none(rewards: Tensor, centred: Tensor, rollouts: Rollouts) -> Tensor:

@@ -68,7 +68,7 @@ def test_every_entry_of_the_tables_equals_the_plain_path(table, ddof, eps_in, us
 
 @pytest.mark.parametrize("name", COVERED)
 def test_it_is_used_where_it_may_be_and_nowhere_else(name, used):
-    """Uneven, interleaved, of one response; with a missing reward, an invalid response, a transform."""
+    """Uneven, interleaved, of one response; with a missing reward, of a token too, an invalid response, a transform."""
     case = replace(side_by_side(0), greedy_rewards=None)
     compute_advantages(name, case.rollouts())
     compute_advantages(name, replace(case, valid=np.ones(9, dtype=bool)).rollouts())
@@ -79,6 +79,10 @@ def test_it_is_used_where_it_may_be_and_nowhere_else(name, used):
     rewards = torch.as_tensor(case.rewards).clone()
     rewards[2] = float("nan")
     plain, found = both(name, case.rollouts(rewards=rewards))
+    assert_close(found, plain, rtol=0, atol=0)
+    token_rewards = torch.where(torch.as_tensor(case.mask), 0.0, float("nan"))
+    token_rewards[2] = float("nan")
+    plain, found = both(name, case.rollouts(token_rewards=token_rewards))
     assert_close(found, plain, rtol=0, atol=0)
     valid = torch.arange(9) != 4
     plain, found = both(name, case.rollouts(valid=valid))
