@@ -44,6 +44,14 @@ def test_a_quick_run_may_miss_by_the_margin_and_a_full_one_by_nothing():
     assert [most.holds(3, quick=True), most.holds(3.1, quick=True), most.holds(3, quick=False)] == [True, False, False]
 
 
+def test_a_quick_run_says_where_only_the_margin_holds():
+    near = bar(pairs=(("host", "ours"),), at_least=4, margin=0.25)
+    lines, failed = judge([near], [RESULT], quick=True)
+    assert not failed
+    assert lines[0].startswith("P               in margin    3, at least 4")
+    assert judge([near], [RESULT], quick=False)[1]
+
+
 def test_a_bar_for_full_runs_fails_no_quick_one():
     failing = bar(pairs=(("host", "ours"),), at_least=99, quick=False)
     lines, failed = judge([failing], [RESULT], quick=True)
