@@ -1,6 +1,6 @@
 """Run the benchmarks of this environment and judge them by the bars.
 
-    python -m benchmarks --quick                     about a minute: the sizes of the bars, few rounds
+    python -m benchmarks --quick                     one to two minutes: the sizes of the bars, few rounds
     python -m benchmarks --full --into results.json  every size; adds to what another environment has measured
 
 TRL and verl do not work in one environment: each runs the cases that it has the host for and names the others. With

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+
+from grpo_variants.versions import versions
 
 PACKAGES = ("torch", "trl", "verl", "transformers")
 _CPU = Path("/proc/cpuinfo")
@@ -19,18 +20,10 @@ def environment() -> dict[str, str]:
     cache = f" with {_CACHE.read_text().strip()} of cache" if _CACHE.exists() else ""
     found = {"CPU": _name() + cache, "vectors": torch.backends.cpu.get_cpu_capability(), "cores": str(os.cpu_count())}
     found |= {"threads": str(torch.get_num_threads()), "python": platform.python_version()}
-    return found | {name: version(name) for name in PACKAGES if _has(name)}
+    return found | versions(PACKAGES)
 
 
 def _name() -> str:
     lines = _CPU.read_text().splitlines() if _CPU.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _has(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from grpo_variants.catalogue import registered
 from grpo_variants.conventions import numerics
 from grpo_variants.options import resolved_values
 from grpo_variants.variant import UNCONFIRMED, Variant
+from grpo_variants.versions import versions
 
 FILE_NAME = "grpo_variant.json"
 _FORMAT = 1
@@ -62,7 +62,7 @@ class Card:
             "effective": dict(self.effective),
             "notes": list(self.notes),
             "host": self.host,
-            "versions": dict(_versions()),
+            "versions": versions(_PACKAGES),
         }
 
     def write(self, folder: str | Path) -> Path:
@@ -141,14 +141,6 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 def _flat(card: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: entry["value"] for key, entry in card.get("values", {}).items()}
     return values | dict(card.get("effective", {}))
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for package in _PACKAGES:
-        try:
-            yield package, version(package)
-        except PackageNotFoundError:
-            continue
 
 
 def _word(value: Any) -> str:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from typing import Any
 
 import typer
 
 from grpo_variants import __version__
 from grpo_variants.catalogue import names
+from grpo_variants.versions import installed
 
 TESTED = {"trl": "1.16", "verl": "0.9.1"}
 PLUGIN, GROUP, POLICY = "grpo_variants", "verl.plugins", "VERL_USE_EXTERNAL_PLUGINS"
@@ -78,14 +79,6 @@ def _core() -> Finding:
         return Finding("ok", f"grpo-variants {__version__}: {len(names())} variants")
     except ImportError as error:
         return Finding("missing", f"grpo-variants {__version__}: {error}")
-
-
-def installed(host: str) -> str | None:
-    """Version of an installed distribution, or None."""
-    try:
-        return version(host)
-    except PackageNotFoundError:
-        return None
 
 
 def probe(host: str) -> Facts:

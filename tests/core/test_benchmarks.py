@@ -3,9 +3,14 @@
 import json
 from pathlib import Path
 
+import torch
+
+from benchmarks import measure
 from benchmarks.__main__ import merged
 from benchmarks.bars import Bar, bars
-from benchmarks.report import END, START, judge, page, put, table
+from benchmarks.machine import environment
+from benchmarks.measure import interleaved
+from benchmarks.report import END, START, _axis, judge, page, put, table
 
 RESULT = {
     "case": "loss",
@@ -122,3 +127,38 @@ def test_the_performance_page_shows_the_recorded_run():
     assert {bar.case for bar in bars() if not bar.case.startswith("small")} <= {
         result["case"] for result in recorded["results"]
     }
+
+
+def test_everybody_has_a_turn_in_every_round_in_a_changing_order(monkeypatch):
+    """What a run takes is its number, so that rounds of two turns can be read off the order of the calls."""
+    calls = []
+    monkeypatch.setattr(measure, "_repeats", lambda run: 1)
+    monkeypatch.setattr(measure, "_seconds", lambda run, repeats: run())
+    runs = {"a": lambda: calls.append("a") or 1.0, "b": lambda: calls.append("b") or 2.0}
+    told = []
+    assert interleaved(runs, 8, told.append) == {"a": [1.0] * 8, "b": [2.0] * 8}
+    rounds = {"".join(calls[i : i + 2]) for i in range(0, 16, 2)}
+    assert rounds == {"ab", "ba"}
+    assert told == ["first runs", *(f"round {i} of 8" for i in range(1, 9))]
+
+
+def test_a_long_case_ends_after_the_fewest_rounds(monkeypatch):
+    monkeypatch.setattr(measure, "LONGEST", -1.0)
+    assert len(interleaved({"a": lambda: None}, 8)["a"]) == measure.FEWEST == 5
+    assert len(interleaved({"a": lambda: None}, 3)["a"]) == 3
+
+
+def test_a_plot_goes_by_tokens_or_by_what_differs():
+    batches = [{"size": size, "axes": ["batch size", "length"]} for size in ("2x8", "4x8")]
+    place, label = _axis(batches)
+    assert ([place(one) for one in batches], label) == ([16, 32], "batch size x length")
+    shares = [{"size": f"256x32x{p}", "axes": ["hidden size", "responses", "%"]} for p in (0, 75)]
+    place, label = _axis(shares)
+    assert ([place(one) for one in shares], label) == ([0, 75], "%")
+
+
+def test_the_environment_names_what_is_installed():
+    found = environment()
+    assert torch.__version__.startswith(found["torch"])  # the build's tag may be missing
+    assert found["threads"] == str(torch.get_num_threads())
+    assert not {"trl", "verl"} <= set(found)  # they do not work in one environment
