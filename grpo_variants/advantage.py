@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_variants.baseline import Greedy
 from grpo_variants.checks import did_you_mean
 from grpo_variants.credit import Rule
 from grpo_variants.fast.advantages import fast_advantages
-from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, read_rollouts
+from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, Samples, read_rollouts
 from grpo_variants.memory import Memory
 from grpo_variants.options import resolve
 from grpo_variants.variant import Variant
@@ -30,7 +31,8 @@ def advantages(
     \(A_i = (r_i - b_i) / \mathrm{scale}_g\), or per token where the variant's credit is per token.
 
     variant: a `Variant`, or a spec string.
-    rewards: [N], or [N, K] for K reward functions (NaN or None is missing); or one `Rollouts` with everything.
+    rewards: [N], or [N, K] for K reward functions (what is not finite, or None, is missing); or one `Rollouts` with
+        everything.
     groups: N hashable ids, equal for the responses of one prompt.
     state: the `Memory` of a rule that remembers earlier steps, which updates it; refused by a rule that has none.
     inputs: the other fields of `Rollouts`, by name: lengths, valid, mask, token_rewards, step_ends, greedy_rewards,
@@ -38,8 +40,9 @@ def advantages(
 
     Returns [N], or [N, T] for token credit, detached; in the rewards' units divided by the scale's. A response that
     is not valid, or whose rewards are all missing, is out of every statistic and gets 0; a group whose rewards are
-    all equal gets exactly 0.
+    all equal gets exactly 0. A missing greedy reward takes a response out of a rule that compares with it.
 
+    Warns (UserWarning) of infinite rewards where they can be seen without waiting for a device.
     Raises ValueError for a missing input, a wrong shape or a state that is not used; TypeError for an unknown input.
     Not done: no overlong penalty and no filtering; see `soft_overlong_penalty` and `keep_groups`.
     """
@@ -52,11 +55,19 @@ def advantages(
     samples = read_rollouts(rollouts, variant.singleton, state)
     penalty = variant.kl if variant.kl is not None and variant.kl.placement == "reward" else None
     with torch.no_grad():
+        samples = replace(samples, valid=_with_baseline(variant, samples))
         samples = replace(samples, valid=variant.selection(samples))
         samples = replace(samples, rewards=variant.transform(samples.rewards, samples))
         value = variant.credit(samples, Rule(variant.baseline, variant.scale, penalty))
         valid = samples.valid if value.dim() == 1 else samples.valid.unsqueeze(1)
         return torch.where(valid, value, torch.zeros_like(value))
+
+
+def _with_baseline(variant: Variant, samples: Samples) -> Tensor:
+    """Valid responses [N] whose baseline is there: a greedy reward may be missing as any other."""
+    if samples.greedy_rewards is None or not isinstance(variant.baseline, Greedy):
+        return samples.valid
+    return samples.valid & ~samples.greedy_rewards.isnan()
 
 
 def _check_state(variant: Variant, state: Memory | None) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_variants.baseline import Baseline
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.divergence import KL
-from grpo_variants.inputs import Samples, as_floating
+from grpo_variants.inputs import Samples, read_weights
 from grpo_variants.masked import discounted_sum_to_go, reverse_cumsum, select
 from grpo_variants.scale import BatchStd, EpsIn, Rewards, Scale
 
@@ -85,7 +85,7 @@ class Decoupled:
         """Advantages [N]; reads rewards [N, K]."""
         columns = samples.components.unbind(1)
         given = samples.rollouts.reward_weights
-        weights = [1.0] * len(columns) if given is None else as_floating(given).tolist()
+        weights = [1.0] * len(columns) if given is None else read_weights(given, samples.components).tolist()
         parts = [w * _normalised(column, samples, rule) for w, column in zip(weights, columns, strict=True)]
         total = torch.stack(parts).sum(0)
         mean: Literal["keep", "subtract"] = "subtract" if self.over == "responses" else "keep"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.groups import Groups
-from grpo_variants.inputs import Counts, Tokens, as_floating
+from grpo_variants.inputs import Counts, Tokens, as_rewards
 from grpo_variants.masked import masked_quantile
 
 
@@ -24,7 +24,7 @@ def keep_groups(
 
     A group is kept where any value differs between its valid responses (max != min), so a group of one is not.
     values: [N] rewards, or [N, K]: kept where any of the K differs, as rules that normalise each reward need.
-    NaN or None is missing. groups: N hashable ids. valid: [N] bool.
+    What is not finite, or None, is missing. groups: N hashable ids. valid: [N] bool.
     Returns [N] bool; the decision is the whole group's, groups are never split.
     """
     table = _table(values)
@@ -42,7 +42,7 @@ def keep_groups(
 
 
 def _table(values: Tensor | Sequence[Any]) -> Tensor:
-    table = as_floating(values)
+    table = as_rewards(values, name="values")
     return table if table.dim() == 2 else table.unsqueeze(1)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import torch
 from torch import Tensor
@@ -23,16 +24,17 @@ class Rollouts:
 
     Shapes: N responses, K reward functions, T tokens of a response.
 
-    rewards: [N], or [N, K] with several reward functions; NaN or None is a missing reward.
+    rewards: [N], or [N, K] with several reward functions; NaN, None or an infinity is a missing reward.
     groups: N hashable ids, equal for the responses of one prompt; may be uneven and interleaved. Or `Groups.of(ids)`
         of `grpo_variants.groups`, which saves making them dense at every call.
     lengths: [N] number of loss tokens (default: counted from `mask`).
     valid: [N] bool; a response that is not valid is out of every statistic and gets advantage 0.
     mask: [N, T] loss mask; holes (tool output) are allowed.
-    token_rewards: [N, T] reward a token, for token credit; a NaN within the mask is a missing reward of the response.
+    token_rewards: [N, T] reward a token, for token credit; one that is not finite within the mask is a missing reward
+        of the response.
     step_ends: [N, T] bool, True at the last token of each step, for process supervision.
-    greedy_rewards: [N] or [N, K] reward of the policy's greedy response to the same prompt (ReMax).
-    reward_weights: [K] weight of each reward function (default: 1).
+    greedy_rewards: [N] or [N, K] reward of the policy's greedy response to the same prompt (ReMax); missing as rewards.
+    reward_weights: [K] weight of each reward function, finite (default: 1).
     old_logp, ref_logp: [N, T] log-probabilities when sampled and under the reference (KL in the reward).
     entropy, sum_pi_squared: [N, T] per-token statistics that some members of the wider family read.
     extras: anything else that a user's own rule reads.
@@ -112,7 +114,9 @@ def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = Non
         raise ValueError("groups= is missing: give one hashable id a response (the prompt's index or uuid).")
     groups = Groups.of(rollouts.groups, components.device)
     _check_length("groups", len(groups.ids), count)
-    missing = components.isnan().all(1)
+    total = _total(components, rollouts.reward_weights)
+    # A total beyond the numbers' range (weights may do that) is no reward either.
+    missing = components.isnan().all(1) | ~total.isfinite()
     if incomplete is not None:
         _check_length("token_rewards", len(incomplete), count)
         missing = missing | incomplete
@@ -122,7 +126,7 @@ def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = Non
         lengths = _vector("lengths", rollouts.lengths, count, components.device, torch.long, 0)
     greedy = rollouts.greedy_rewards
     return Samples(
-        rewards=_total(components, rollouts.reward_weights),
+        rewards=select(~missing, total),
         components=components,
         groups=groups,
         valid=valid,
@@ -145,6 +149,58 @@ def as_floating(value: Any, device: torch.device | None = None, *, name: str = "
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+def as_rewards(value: Any, device: torch.device | None = None, *, name: str = "rewards") -> Tensor:
+    """`as_floating` with an infinity as NaN: what is not finite is missing.
+
+    Warns of infinities (UserWarning) where they can be seen without waiting for a device.
+    """
+    tensor = as_floating(value, device, name=name)
+    if readable(tensor) and (found := infinite_entries(tensor)):
+        warnings.warn(_infinity_text(name, found), UserWarning, stacklevel=2)
+    return without_infinities(tensor)
+
+
+class Infinite(NamedTuple):
+    """An infinity among numbers [N] or [N, K]: whose row, which column (0 for [N]), and its value."""
+
+    row: int
+    column: int
+    value: float
+
+
+def infinite_entries(values: Tensor) -> list[Infinite]:
+    """The infinities of [N] or [N, K], in order; waits for the device."""
+    infinite = values.isinf()
+    if not infinite.any():
+        return []
+    places = infinite.view(len(values), -1).nonzero().tolist()
+    return [
+        Infinite(row, column, value) for (row, column), value in zip(places, values[infinite].tolist(), strict=True)
+    ]
+
+
+def without_infinities(values: Tensor) -> Tensor:
+    """The numbers with NaN, which stands for a missing one, in place of an infinity."""
+    return values.masked_fill(values.isinf(), float("nan"))
+
+
+def _infinity_text(name: str, found: list[Infinite]) -> str:
+    first = found[0]
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"{name} holds {first.value:g} (row {first.row}, column {first.column}){others}: what is not finite counts as "
+        "missing, so the response is left out unless another reward function scored it. Give None or NaN for a missing "
+        "reward, or a large finite number."
+    )
+
+
+def readable(value: Tensor) -> bool:
+    """Whether a tensor's numbers can be looked at without waiting for a device, and outside of every tracer."""
+    plain = type(value) in (Tensor, torch.nn.Parameter) and value.device.type == "cpu"
+    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return plain and not traced and not torch._C._are_functorch_transforms_active()
+
+
 def _filled(value: Any, name: str) -> Any:
     """None as NaN, in a number or in a row of numbers."""
     if isinstance(value, str):
@@ -159,7 +215,7 @@ def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
         if token_rewards is None:
             raise ValueError("rewards= is missing: give [N] or [N, K] rewards, or token_rewards= [N, T].")
         return token_rewards.sum(1, keepdim=True)
-    rewards = as_floating(rollouts.rewards, name="rewards")
+    rewards = as_rewards(rollouts.rewards)
     if rewards.dim() not in (1, 2):
         raise ValueError(f"rewards has shape {tuple(rewards.shape)}; allowed: [N], or [N, K] for K reward functions.")
     return rewards if rewards.dim() == 2 else rewards.unsqueeze(1)
@@ -168,19 +224,26 @@ def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
 def _total(components: Tensor, weights: Tensor | Sequence[float] | None) -> Tensor:
     """Weighted sum over the reward functions that gave a value: [N, K] -> [N]."""
     if weights is not None:
-        w = as_floating(weights, components.device, name="reward_weights")
-        if w.shape != (components.shape[1],):
-            raise ValueError(
-                f"reward_weights has shape {tuple(w.shape)}; rewards has {components.shape[1]} reward "
-                f"function(s), so give [{components.shape[1]}] weights."
-            )
-        components = components * w.to(components.dtype)
+        components = components * read_weights(weights, components)
     # Column by column: a reduction may add in another order in the last rows, so that equal rows get unequal sums.
     return functools.reduce(torch.add, select(~components.isnan(), components).unbind(1))
 
 
+def read_weights(weights: Tensor | Sequence[float], components: Tensor) -> Tensor:
+    """Weights [K] of the reward functions of [N, K], in its dtype; raises ValueError for a shape or a number."""
+    w = as_floating(weights, components.device, name="reward_weights").to(components.dtype)
+    if w.shape != (components.shape[1],):
+        raise ValueError(
+            f"reward_weights has shape {tuple(w.shape)}; rewards has {components.shape[1]} reward "
+            f"function(s), so give [{components.shape[1]}] weights."
+        )
+    if readable(w) and not w.isfinite().all():
+        raise ValueError(f"reward_weights={w.tolist()} holds a weight that is not finite; allowed: finite numbers.")
+    return w
+
+
 def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor:
-    value = as_floating(greedy, components.device, name="greedy_rewards")
+    value = as_rewards(greedy, components.device, name="greedy_rewards")
     value = value.unsqueeze(1) if value.dim() == 1 else value
     _check_length("greedy_rewards", value.shape[0], components.shape[0])
     if value.shape[1] == 1 and components.shape[1] > 1:  # a total was given, already weighted
@@ -189,8 +252,8 @@ def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor
         raise ValueError(
             f"greedy_rewards has shape {tuple(value.shape)}; allowed: [N], or {list(components.shape)} as the rewards."
         )
-    missing = value.isnan().all(1)
-    return _total(value, rollouts.reward_weights).masked_fill(missing, float("nan"))
+    total = _total(value, rollouts.reward_weights)
+    return total.masked_fill(value.isnan().all(1) | ~total.isfinite(), float("nan"))
 
 
 def token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -199,8 +262,8 @@ def token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None, Tens
     mask = None if rollouts.mask is None else rollouts.mask.bool()
     if rollouts.token_rewards is None:
         return None, mask, None
-    tokens = as_floating(rollouts.token_rewards)
-    tokens = tokens if mask is None else select(mask, tokens)
+    tokens = as_floating(rollouts.token_rewards, name="token_rewards")
+    tokens = as_rewards(tokens if mask is None else select(mask, tokens), name="token_rewards")
     given = ~tokens.isnan()
     return select(given, tokens), mask, ~given.all(1)
 

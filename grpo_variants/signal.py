@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo_variants.filters import keep_groups
 from grpo_variants.groups import Groups
-from grpo_variants.inputs import as_floating
+from grpo_variants.inputs import as_rewards
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +57,14 @@ def group_signal(
 
     Rewards of 0 and 1 with success rate p leave a share \(p^G + (1 - p)^G\) of groups of G responses without signal,
     66 % at G = 8 and p = 0.05. Prompts of uneven difficulty leave more: the excess says how uneven they are.
-    rewards: [N], or [N, K] where a difference in any of K is a signal; NaN or None is missing. groups: N hashable ids.
+    rewards: [N], or [N, K] where a difference in any of K is a signal; what is not finite, or None, is missing.
+    groups: N hashable ids.
     valid: [N] bool. lowest, highest: the (total) rewards of a wrong and of a right response; unset, the batch's own,
         where 0 counts as wrong until something better is seen.
     kept: [N] bool, whose group has signal where the rewards do not show it, such as by steps; unset, `keep_groups`.
     Returns a `GroupSignal`. It decides nothing: what dynamic sampling keeps is `keep_groups`.
     """
-    table = as_floating(rewards, name="rewards")
+    table = as_rewards(rewards)
     table = table if table.dim() == 2 else table.unsqueeze(1)
     usable = ~table.isnan().all(1)
     if valid is not None:

@@ -17,7 +17,7 @@ from grpo_variants.baseline import GroupMean, LeaveOneOut, LengthWeighted, NoBas
 from grpo_variants.credit import Outcome
 from grpo_variants.fast import switch
 from grpo_variants.groups import Groups
-from grpo_variants.inputs import Rollouts, as_floating, check_token_shapes, token_inputs
+from grpo_variants.inputs import Rollouts, as_floating, check_token_shapes, read_weights, token_inputs
 from grpo_variants.scale import GroupStd, NoScale
 from grpo_variants.selection import Everyone
 from grpo_variants.transform import NoTransform
@@ -63,11 +63,10 @@ def _total(rollouts: Rollouts) -> Tensor | None:
     # On a CPU nothing has to be waited for. A sum is finite where every reward is.
     if rewards.device.type != "cpu" or rewards.dim() not in (1, 2) or not math.isfinite(rewards.sum().item()):
         return None
-    columns = [rewards] if rewards.dim() == 1 else list(rewards.unbind(1))
+    rewards = rewards.unsqueeze(1) if rewards.dim() == 1 else rewards
+    columns = list(rewards.unbind(1))
     if rollouts.reward_weights is not None:
-        weights = as_floating(rollouts.reward_weights, name="reward_weights").to(rewards.dtype)
-        if weights.shape != (len(columns),):
-            return None
+        weights = read_weights(rollouts.reward_weights, rewards)
         columns = [column * weight for column, weight in zip(columns, weights, strict=True)]
     return functools.reduce(torch.add, columns).contiguous() if rewards.numel() else None
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import random_case, with_advantages
+from cases import compute_advantages, random_case, with_advantages
 from torch.testing import assert_close
 
 import grpo_variants as gv
+from grpo_variants.inputs import infinite_entries, without_infinities
 
 NAN = float("nan")
 TWO = {"rewards": [1.0, 0.0], "groups": [0, 0]}
@@ -123,12 +124,12 @@ def test_lengths_are_counted_from_the_mask_where_they_are_not_given():
 
 
 def test_a_greedy_total_may_stand_beside_several_reward_functions():
-    """Rewards 1 + 2 * 3 = 7; greedy 5 as a total, or 1 + 2 * 2 = 5 in its components; a missing one is no number."""
+    """Rewards 1 + 2 * 3 = 7; greedy 5 as a total, or 1 + 2 * 2 = 5 in its components; without one, 0."""
     given = {"rewards": [[1.0, 3.0]], "groups": [0], "reward_weights": [1.0, 2.0]}
     assert gv.advantages("remax", **given, greedy_rewards=[5.0]).tolist() == [2]
     assert gv.advantages("remax", **given, greedy_rewards=[[1.0, 2.0]]).tolist() == [2]
     assert gv.advantages("remax", **given, greedy_rewards=[[1.0, None]]).tolist() == [6]
-    assert gv.advantages("remax", **given, greedy_rewards=[[None, None]]).isnan().all()
+    assert gv.advantages("remax", **given, greedy_rewards=[[None, None]]).tolist() == [0]
 
 
 def test_token_rewards_alone_are_rewards():
@@ -138,6 +139,119 @@ def test_token_rewards_alone_are_rewards():
     assert gv.advantages("dr_grpo", groups=[0, 0], token_rewards=token_rewards, mask=mask).tolist() == [1, -1]
     found = gv.advantages("dr_grpo,credit=reward_to_go", groups=[0, 0], token_rewards=token_rewards, mask=mask)
     assert found.tolist() == [[1, 0, 0], [-1, -1, 0]]
+
+
+# Numbers that are not finite
+
+
+INFINITE = [float("inf"), float("-inf")]
+
+
+@pytest.mark.parametrize("value", INFINITE)
+@pytest.mark.parametrize("name", gv.names())
+def test_an_infinite_reward_is_a_missing_one(name, value):
+    """The numbers are those of NaN in its place; no other response, of its group or of another, is touched."""
+    case = replace(random_case(1), greedy_rewards=None if name != "remax" else random_case(1).greedy_rewards)
+    rewards = torch.as_tensor(case.rewards).clone()
+    rewards[0] = NAN
+    expected = compute_advantages(name, case.rollouts(rewards=rewards))
+    with pytest.warns(
+        UserWarning, match=f"rewards holds {value:g} \\(row 0, column 0\\) and 1 more: what is not finite"
+    ):
+        found = compute_advantages(
+            name,
+            case.rollouts(
+                rewards=torch.where(rewards.isnan() & ~torch.as_tensor(case.rewards).isnan(), value, rewards)
+            ),
+        )
+    assert_close(found, expected, rtol=0, atol=0)
+    assert found.isfinite().all()
+
+
+def test_an_infinite_reward_by_hand():
+    """Of -inf, 0, 1, 0 three are left: 1 less the mean of two zeros, and 0 less the mean of 0 and 1."""
+    message = (
+        "rewards holds -inf (row 0, column 0): what is not finite counts as missing, so the response is left out "
+        "unless another reward function scored it. Give None or NaN for a missing reward, or a large finite number."
+    )
+    with pytest.warns(UserWarning, match=re.escape(message)) as told:
+        found = gv.advantages("rloo", [float("-inf"), 0, 1, 0], ["q"] * 4)
+    assert found.tolist() == [0, -0.5, 1, -0.5]
+    assert len(told) == 1
+
+
+def test_a_response_that_another_function_scored_keeps_that_score():
+    with pytest.warns(UserWarning, match=r"rewards holds inf \(row 1, column 1\): "):
+        assert gv.advantages("dr_grpo", [[1.0, 1], [3.0, INFINITE[0]]], [0, 0]).tolist() == [-0.5, 0.5]
+
+
+@pytest.mark.parametrize("value", INFINITE)
+@pytest.mark.parametrize("name", ["reinforce_pp", "grpo_process", "dr_grpo,credit=reward_to_go", "grpo"])
+def test_an_infinite_token_reward_within_the_mask_is_a_missing_one(name, value):
+    case = random_case(0)
+    row, column = (
+        int(n[0]) for n in np.nonzero(case.mask & case.valid[:, None] & ~np.isnan(case.rewards).all(1)[:, None])
+    )
+    token_rewards = torch.as_tensor(case.token_rewards).clone()
+    token_rewards[row, column] = NAN
+    expected = compute_advantages(name, case.rollouts(token_rewards=token_rewards))
+    token_rewards[row, column] = value
+    with pytest.warns(UserWarning, match=rf"token_rewards holds {value:g} \(row {row}, column {column}\): "):
+        found = compute_advantages(name, case.rollouts(token_rewards=token_rewards))
+    assert_close(found, expected, rtol=0, atol=0)
+    assert found.isfinite().all()
+    assert found.abs().max() > 0.1
+    outside = torch.where(torch.as_tensor(case.mask), torch.as_tensor(case.token_rewards), value)
+    assert compute_advantages(name, case.rollouts(token_rewards=outside)).isfinite().all()
+
+
+@pytest.mark.parametrize("value", INFINITE)
+def test_a_response_with_an_infinite_greedy_reward_is_left_out(value):
+    """Rewards 1 and 5 less greedy ones of 0 and none."""
+    with pytest.warns(UserWarning, match=rf"greedy_rewards holds {value:g} \(row 1, column 0\): "):
+        found = gv.advantages("remax", [1.0, 5.0], [0, 1], greedy_rewards=[0.0, value])
+    assert found.tolist() == [1, 0]
+    with pytest.warns(UserWarning, match="greedy_rewards holds"):
+        scaled = gv.advantages("remax,scale=batch_std", [1.0, 5.0, 3.0], [0, 1, 2], greedy_rewards=[0.0, value, 0.0])
+    assert_close(scaled, torch.tensor([1, 0, 3]) / 2**0.5)
+
+
+def test_a_total_beyond_the_numbers_is_missing():
+    """Finite in each function, infinite in their sum: -1, 0, 1 of the others."""
+    rewards = torch.tensor([[3e38, 3e38], [1.0, 0], [2.0, 0], [3.0, 0]])
+    assert gv.advantages("dr_grpo", rewards, [0] * 4).tolist() == [0, -1, 0, 1]
+
+
+@pytest.mark.parametrize("weight", [NAN, *INFINITE])
+@pytest.mark.parametrize("name", ["grpo", "gdpo", "remax"])
+def test_a_weight_that_is_not_finite_is_refused(name, weight):
+    given = {"greedy_rewards": [[1.0, 2.0]] * 2} if name == "remax" else {}
+    with pytest.raises(
+        ValueError, match=re.escape(f"reward_weights=[1.0, {weight}] holds a weight that is not finite")
+    ):
+        gv.advantages(name, [[1.0, 2.0], [0.0, 1.0]], [0, 0], reward_weights=[1.0, weight], **given)
+
+
+@pytest.mark.parametrize("value", INFINITE)
+def test_an_infinite_value_is_no_signal(value):
+    """Without it both responses of the first group are alike; the other group differs."""
+    values, groups = [1.0, 1.0, value, 0.0, 1.0], [0, 0, 0, 1, 1]
+    with pytest.warns(UserWarning, match="values holds"):
+        assert gv.keep_groups(values, groups).tolist() == [False, False, False, True, True]
+    with pytest.warns(UserWarning, match="rewards holds") as told:
+        found = gv.group_signal(values, groups)
+    assert len(told) == 1
+    assert (int(found.effective), int(found.all_right), float(found.success_rate)) == (1, 1, 0.75)
+
+
+def test_where_infinities_are():
+    values = torch.tensor([[0.0, INFINITE[1]], [NAN, 1.0], [INFINITE[0], 2.0]])
+    assert infinite_entries(values) == [(0, 1, INFINITE[1]), (2, 0, INFINITE[0])]
+    assert infinite_entries(values[:, 1]) == [(0, 0, INFINITE[1])]
+    assert infinite_entries(torch.zeros(0, 2)) == []
+    assert_close(
+        without_infinities(values), torch.tensor([[0.0, NAN], [NAN, 1.0], [NAN, 2.0]]), equal_nan=True, rtol=0, atol=0
+    )
 
 
 # Refusals of policy_loss
