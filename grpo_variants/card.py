@@ -11,12 +11,13 @@ from typing import Any
 
 from grpo_variants.catalogue import registered
 from grpo_variants.conventions import numerics
+from grpo_variants.files import FileError, read_json, write_json
 from grpo_variants.options import resolved_values
 from grpo_variants.variant import UNCONFIRMED, Variant
 from grpo_variants.versions import versions
 
 FILE_NAME = "grpo_variant.json"
-_FORMAT = 1
+_UNUSABLE = "delete it, since a card is only compared"
 _PACKAGES = ("grpo-variants", "torch", "transformers", "peft", "accelerate", "trl", "verl")
 
 
@@ -50,7 +51,6 @@ class Card:
         origins = value_origins(self.variant, self.origins)
         values = resolved_values(self.variant)
         return {
-            "format": _FORMAT,
             "variant": self.variant.name,
             "spec": str(self.variant),
             "hash": self.hash,
@@ -66,11 +66,11 @@ class Card:
         }
 
     def write(self, folder: str | Path) -> Path:
-        """Write the card into a folder, which is made if need be; returns the file's path."""
-        path = Path(folder) / FILE_NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        return path
+        """Write the card into a folder, which is made if need be; returns the file's path.
+
+        The card that was there before stays where the new one cannot be written (FileError).
+        """
+        return write_json(Path(folder) / FILE_NAME, self.as_dict())
 
     def paragraph(self) -> str:
         """A Markdown paragraph for a model card: what a paper must say about the objective."""
@@ -124,9 +124,16 @@ def _changed(variant: Variant) -> dict[str, Any]:
 
 
 def read_card(folder: str | Path) -> dict[str, Any] | None:
-    """The card in a folder as plain values, or None where there is none."""
+    """The card in a folder as plain values, or None where there is none; raises FileError for one that is damaged."""
     path = Path(folder) / FILE_NAME
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    card = read_json(path, _UNUSABLE)
+    values, effective = card.get("values"), card.get("effective", {})
+    whole = isinstance(values, dict) and all(isinstance(v, dict) and "value" in v for v in values.values())
+    if not whole or not isinstance(effective, dict):
+        raise FileError(f"{path} is no variant card, since it lacks its table of values: {_UNUSABLE}.")
+    return card
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from grpo_variants import Loss, Memory, Tokens, Variant, policy_loss
 from grpo_variants.baseline import Greedy
 from grpo_variants.card import differences, read_card
 from grpo_variants.credit import Process
+from grpo_variants.files import FileError
 from grpo_variants.filters import TopEntropy
 from grpo_variants_trl.cards import CardWriter, make_card
 from grpo_variants_trl.config import choice_of
@@ -359,9 +360,14 @@ class VariantGRPOTrainer(GRPOTrainer):
                 self._reference.load(path.parent, kept.get("reference", {}))
 
     def _report_other_card(self, checkpoint: str) -> None:
-        before = read_card(checkpoint)
+        """Say what differs from the checkpoint's objective; a damaged card, which is only compared, stops nothing."""
+        try:
+            before = read_card(checkpoint)
+        except FileError as error:
+            self.accelerator.print(f"warning: {error}", flush=True)
+            return
         changed = [] if before is None else differences(before, self.variant_card.as_dict())
-        if changed and self.accelerator.is_main_process:
+        if changed:
             lines = "\n  ".join(changed)
             self.accelerator.print(f"warning: {checkpoint} was trained with another objective:\n  {lines}", flush=True)
 

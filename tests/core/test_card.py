@@ -1,12 +1,14 @@
 """The variant card: equal objectives have equal hashes, every value has an origin, differences are named."""
 
 import json
+import os
 import re
 
 import pytest
 
 import grpo_variants as gv
 from grpo_variants.card import FILE_NAME, Card, differences, read_card, value_origins
+from grpo_variants.files import FileError
 from grpo_variants.options import resolved_values
 
 
@@ -96,7 +98,8 @@ def test_a_written_card_is_plain_json_and_reads_back(tmp_path):
     path = made.write(tmp_path / "run")
     assert path == tmp_path / "run" / FILE_NAME == tmp_path / "run" / "grpo_variant.json"
     read = read_card(tmp_path / "run")
-    assert read == made.as_dict() == json.loads(path.read_text())
+    raw = json.loads(path.read_text())
+    assert read == made.as_dict() == {key: raw[key] for key in raw if key not in ("format", "checksum")}
     assert (read["variant"], read["spec"], read["host"]) == ("dapo", "dapo,surrogate.high=0.3", "trl")
     assert read["values"]["surrogate.high"] == {"value": 0.3, "origin": "user"}
     assert read["values"]["surrogate.low"] == {"value": 0.2, "origin": "paper"}
@@ -108,6 +111,38 @@ def test_a_written_card_is_plain_json_and_reads_back(tmp_path):
 
 def test_there_is_no_card_in_an_empty_folder(tmp_path):
     assert read_card(tmp_path) is None
+
+
+def test_a_card_of_version_0_1_0_is_read(tmp_path):
+    (tmp_path / FILE_NAME).write_text(json.dumps({"format": 1, **card("dapo").as_dict()}))
+    assert read_card(tmp_path) == card("dapo").as_dict()
+    assert differences(read_card(tmp_path), card("dapo,surrogate.high=0.3").as_dict()) == [
+        "surrogate.high: 0.28 -> 0.3"
+    ]
+
+
+@pytest.mark.parametrize("raw", [{}, {"values": 3}, {"values": {"kl": "none"}}, {"values": {}, "effective": []}])
+def test_a_file_that_is_no_card_says_so(tmp_path, raw):
+    (tmp_path / FILE_NAME).write_text(json.dumps(raw))
+    with pytest.raises(FileError) as caught:
+        read_card(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / FILE_NAME} is no variant card, since it lacks its table of values: delete it, since a card is "
+        "only compared."
+    )
+
+
+def test_a_card_that_cannot_be_written_leaves_the_one_that_is_there(tmp_path, monkeypatch):
+    path = card("dapo").write(tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(FileError, match=f"^{path} cannot be written"):
+        card("grpo").write(tmp_path)
+    assert read_card(tmp_path)["spec"] == "dapo"
+
+
+def test_a_card_holds_no_number_that_json_does_not_have(tmp_path):
+    with pytest.raises(ValueError, match=r"finite numbers only, and effective\.entropy_coef is nan"):
+        card("dapo", effective={"entropy_coef": float("nan")}).write(tmp_path)
 
 
 # (spec, what the caller knows, keys and the origins they must have)

@@ -81,6 +81,20 @@ def test_resuming_from_a_checkpoint_without_card_says_nothing(tmp_path, capsys):
     assert "warning" not in capsys.readouterr().out
 
 
+def test_a_damaged_card_is_named_and_does_not_stop_a_resume(tmp_path, capsys):
+    make(tmp_path, "gv_dr_grpo", max_steps=1, **SAVING).train()
+    card = tmp_path / "checkpoint-1" / "grpo_variant.json"
+    card.write_bytes(card.read_bytes()[:40])
+    trainer = make(tmp_path, "gv_dr_grpo")
+    trainer.train(resume_from_checkpoint=str(card.parent))
+    assert trainer.state.global_step == 2
+    warning = (
+        f"warning: {card} is truncated or damaged, since it is not valid JSON (line 3, column 24): delete it, since a "
+        "card is only compared.\n"
+    )
+    assert warning in capsys.readouterr().out
+
+
 # (loss type, flags, what the host adds to the objective)
 EFFECTIVE = [
     ("gv_dr_grpo", {"max_completion_length": 7}, {"max_completion_length": 7}),
@@ -160,5 +174,5 @@ def test_settings_that_are_no_part_of_the_objective_leave_the_hash_alone():
 
 def test_the_card_is_json_without_surprises(tmp_path):
     path = card_of("gv_dapo").write(tmp_path)
-    assert json.loads(path.read_text())["format"] == 1
+    assert json.loads(path.read_text())["format"] == 2
     assert re.search(r"NaN|Infinity", path.read_text()) is None
