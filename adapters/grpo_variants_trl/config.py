@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -32,9 +33,41 @@ _HELP = {f.name: f.metadata.get("help", "") for f in fields(GRPOConfig)}
 _LOSS_TYPES = f"{PREFIX} and a variant's name or spec string (`grpo-variants list` has them), or one of TRL's own. "
 
 
+# What a config fills in where nothing was set.
+_FILLED = (*FLAGS, "generation_batch_size", "steps_per_generation", "bf16")
+# The value of a flag that is given by its name alone.
+_BARE = object()
+
+
+class _Switch(argparse.Action):
+    """`--flag`, `--flag false` and `--no_flag`: TRL's forms of a boolean, for one that may also be unset."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        """Store the boolean; a negated name takes no value."""
+        negated = str(option_string).startswith(("--no_", "--no-"))
+        if negated and values is not _BARE:
+            parser.error(f"{option_string} takes no value; write {option_string}, or --{self.dest} true or false.")
+        setattr(namespace, self.dest, not negated if values is _BARE else values)
+
+
 def _unset(name: str, default: Any = None) -> Any:
     text = f"{_HELP[name]} Unset: the variant's own value, or {TRL_DEFAULTS[name]!r} with a built-in loss type."
     return field(default=default, metadata={"help": text})
+
+
+def _switch(name: str, text: str) -> Any:
+    """A boolean that is unset by default and takes every form on the command line."""
+    negated = [f"--no_{name}", f"--no-{name.replace('_', '-')}"]
+    return field(
+        default=None,
+        metadata={"help": text, "aliases": negated, "nargs": "?", "const": _BARE, "action": _Switch},
+    )
+
+
+def _unset_switch(name: str) -> Any:
+    return _switch(name, _unset(name).metadata["help"])
 
 
 @dataclass
@@ -52,14 +85,16 @@ class VariantGRPOConfig(GRPOConfig):
     approximate_windows: count tokens by TRL's rule where an optimizer step's window spans two generations and an exact
     count is not known; without it such a setting is refused for the variants that need the count.
     reset_reference_every: iterative GRPO: after every so many optimizer steps the reference becomes the policy.
+    as_given: written by the config itself: which values were given and which were filled in, so that a config made from
+    another one's values (`dataclasses.replace`, `VariantGRPOConfig(**saved.to_dict())`) has set what that one had set.
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS
 
     loss_type: str = field(default=GRPOConfig.loss_type, metadata={"help": _LOSS_TYPES + _HELP["loss_type"]})
-    skip_zero_gradient_rows: bool | None = field(
-        default=None,
-        metadata={"help": "Leave responses of advantage 0 out of the forward. Unset: where the gradient stays exact."},
+    skip_zero_gradient_rows: bool | None = _switch(
+        "skip_zero_gradient_rows",
+        "Leave responses of advantage 0 out of the forward. Unset: where the gradient stays exact.",
     )
     approximate_windows: bool = field(
         default=False,
@@ -76,9 +111,9 @@ class VariantGRPOConfig(GRPOConfig):
     scale_rewards: str | None = _unset("scale_rewards")
     importance_sampling_level: str | None = _unset("importance_sampling_level")
     multi_objective_aggregation: str | None = _unset("multi_objective_aggregation")
-    mask_truncated_completions: bool | None = _unset("mask_truncated_completions")
+    mask_truncated_completions: bool | None = _unset_switch("mask_truncated_completions")
     top_entropy_quantile: float | None = _unset("top_entropy_quantile")
-    use_bias_correction_kl: bool | None = _unset("use_bias_correction_kl")
+    use_bias_correction_kl: bool | None = _unset_switch("use_bias_correction_kl")
     off_policy_mask_threshold: float | None = _unset("off_policy_mask_threshold")
     sapo_temperature_neg: float | None = _unset("sapo_temperature_neg")
     sapo_temperature_pos: float | None = _unset("sapo_temperature_pos")
@@ -86,15 +121,18 @@ class VariantGRPOConfig(GRPOConfig):
     vespo_lambda_pos: float | None = _unset("vespo_lambda_pos")
     vespo_k_neg: float | None = _unset("vespo_k_neg")
     vespo_lambda_neg: float | None = _unset("vespo_lambda_neg")
-    vllm_importance_sampling_correction: bool | None = _unset("vllm_importance_sampling_correction")
+    vllm_importance_sampling_correction: bool | None = _unset_switch("vllm_importance_sampling_correction")
     vllm_importance_sampling_mode: str | None = _unset("vllm_importance_sampling_mode")
     vllm_importance_sampling_clip_max: float | None = _unset("vllm_importance_sampling_clip_max", CLIP_MAX_UNSET)
     vllm_importance_sampling_clip_min: float | None = _unset("vllm_importance_sampling_clip_min")
+    as_given: dict[str, Any] | None = field(default=None, metadata={"help": argparse.SUPPRESS})
 
     def __post_init__(self) -> None:
         """Resolve the variant, give TRL the values that it reads, and run TRL's own checks."""
+        self._take_back()
         self._check_words()
-        given = {name: getattr(self, name) for name in FLAGS if not _is_unset(getattr(self, name), name)}
+        set_here = {name: getattr(self, name) for name in _FILLED if not _is_unset(getattr(self, name), name)}
+        given = {name: value for name, value in set_here.items() if name in FLAGS}
         self.choice: Choice | None = choose(self.loss_type, given) if is_variant(self.loss_type) else None
         values = TRL_DEFAULTS | given if self.choice is None else native_values(self.choice.variant)
         for name, value in values.items():
@@ -115,17 +153,18 @@ class VariantGRPOConfig(GRPOConfig):
             if not self._may_do_without_group(error):
                 raise
         check_reset(self, None if self.choice is None else self.choice.variant)
+        self.as_given = {"given": set_here, "filled": {name: getattr(self, name) for name in _FILLED}}
+
+    def _take_back(self) -> None:
+        """Undo what another config filled in, where this one is made from its values and they were not changed."""
+        record = self.as_given or {"filled": {}}
+        for name, filled in record["filled"].items():
+            if getattr(self, name) == filled:
+                setattr(self, name, record["given"].get(name, _UNSET.get(name)))
 
     def _check_words(self) -> None:
         """Raise ValueError for a loss type that nobody knows, and for a part of a response."""
-        if not is_variant(self.loss_type) and self.loss_type not in BUILT_IN:
-            known = [*BUILT_IN, *(PREFIX + name for name in names())]
-            word = self.loss_type.partition(",")[0]
-            hint = f" Did you mean '{PREFIX}{self.loss_type}'?" if word in names() else did_you_mean(word, known)
-            raise ValueError(
-                f"loss_type={self.loss_type!r} is unknown; allowed: {PREFIX} and a variant's name or spec string, or "
-                f"TRL's own {', '.join(BUILT_IN)}.{hint}"
-            )
+        check_loss_type(self.loss_type)
         if is_variant(self.loss_type) and type(self.num_generations) is not int:
             raise ValueError(
                 f"num_generations={self.num_generations!r} is not a whole number; allowed: the number of responses to "
@@ -139,10 +178,26 @@ class VariantGRPOConfig(GRPOConfig):
         return not needs_group(self.choice.variant)
 
 
+_UNSET = {"vllm_importance_sampling_clip_max": CLIP_MAX_UNSET}
+
+
 def _is_unset(value: Any, name: str) -> bool:
-    if name == "vllm_importance_sampling_clip_max":
+    if name in _UNSET:
         return isinstance(value, float) and math.isnan(value)
     return value is None
+
+
+def check_loss_type(loss_type: str) -> None:
+    """Raise ValueError for a loss type that is neither a variant's nor one that TRL's trainer computes."""
+    if is_variant(loss_type) or loss_type in BUILT_IN:
+        return
+    known = [*BUILT_IN, *(PREFIX + name for name in names())]
+    word = loss_type.partition(",")[0]
+    hint = f" Did you mean '{PREFIX}{loss_type}'?" if word in names() else did_you_mean(word, known)
+    raise ValueError(
+        f"loss_type={loss_type!r} is unknown; allowed: {PREFIX} and a variant's name or spec string, or "
+        f"TRL's own {', '.join(BUILT_IN)}.{hint}"
+    )
 
 
 def choice_of(config: GRPOConfig) -> Choice | None:
@@ -150,9 +205,11 @@ def choice_of(config: GRPOConfig) -> Choice | None:
 
     A plain GRPOConfig is read by what differs from TRL's defaults; its KL coefficient must be the variant's, since the
     trainer builds the reference from it.
-    Raises ValueError for a flag that was changed after the variant was resolved: it would have no effect.
+    Raises ValueError for a loss type that nobody knows, and for a flag that was changed after the variant was resolved:
+    it would have no effect.
     """
     if not hasattr(config, "choice"):
+        check_loss_type(config.loss_type)
         config.choice = _choice_of_plain(config) if is_variant(config.loss_type) else None
         config.resolved_loss_type = config.loss_type
     if config.loss_type != config.resolved_loss_type:

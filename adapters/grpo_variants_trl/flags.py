@@ -19,8 +19,8 @@ from grpo_variants.correction import (
     TokenTruncate,
 )
 from grpo_variants.credit import Decoupled, Outcome
+from grpo_variants.filters import TopEntropy
 from grpo_variants.options import choice_name, configure, full_keys, read_options, resolved_values
-from grpo_variants.scale import GroupStd
 from grpo_variants.shaping import Mask
 from grpo_variants.surrogate import Cispo, Clip, Gmpo
 from grpo_variants.variant import Variant
@@ -31,6 +31,15 @@ Tune = Callable[[Variant, Any, Mapping[str, Any]], Variant]
 
 # TRL declares its own default of this flag to be 3.0 and gives None a meaning, so "unset" needs a third value.
 CLIP_MAX_UNSET = math.nan
+
+
+# TRL's flags that are fields of one surrogate, by the surrogate that has them.
+_OWN_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "sapo": {"sapo_temperature_neg": "tau_neg", "sapo_temperature_pos": "tau_pos"},
+    "vespo": {f"vespo_{field}": field for field in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")},
+}
+_MASKS: Mapping[str, Any] = {"token_mask": TokenMask, "sequence_mask": SequenceMask}
+_TRUNCATIONS: Mapping[str, Any] = {"token_truncate": TokenTruncate, "sequence_truncate": SequenceTruncate}
 
 
 class FlagError(ValueError):
@@ -212,14 +221,12 @@ def _vllm_part(given: Mapping[str, Any]) -> Correction:
     mode = given.get("vllm_importance_sampling_mode") or TRL_DEFAULTS["vllm_importance_sampling_mode"]
     high = given.get("vllm_importance_sampling_clip_max", TRL_DEFAULTS["vllm_importance_sampling_clip_max"])
     low = given.get("vllm_importance_sampling_clip_min")
-    masks = {"token_mask": TokenMask, "sequence_mask": SequenceMask}
-    truncations = {"token_truncate": TokenTruncate, "sequence_truncate": SequenceTruncate}
-    _word("vllm_importance_sampling_mode", mode, (*truncations, *masks))
-    if mode in masks:
-        return masks[mode](low=low, high=high)
+    _word("vllm_importance_sampling_mode", mode, (*_TRUNCATIONS, *_MASKS))
+    if mode in _MASKS:
+        return _MASKS[mode](low=low, high=high)
     if high is None:
         raise FlagError(f"vllm_importance_sampling_mode={mode!r} needs vllm_importance_sampling_clip_max, a number.")
-    return truncations[mode](cap=high, floor=low or 0.0)
+    return _TRUNCATIONS[mode](cap=high, floor=low or 0.0)
 
 
 def _vllm_detail(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
@@ -228,8 +235,9 @@ def _vllm_detail(variant: Variant, value: Any, given: Mapping[str, Any]) -> Vari
     return _vllm_correction(variant, True, given)
 
 
-def _field_of(surrogate: str, field: str) -> Tune:
+def _field_of(surrogate: str, flag: str) -> Tune:
     """A flag that is a field of one surrogate."""
+    field = _OWN_FIELDS[surrogate][flag]
 
     def tune(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
         if choice_name("surrogate", variant.surrogate) == surrogate:
@@ -276,12 +284,12 @@ FLAGS: Mapping[str, Tune] = {
     "vllm_importance_sampling_clip_min": _vllm_detail,
     "vllm_importance_sampling_cap": _deprecated,
     "off_policy_mask_threshold": _off_policy_mask,
-    "sapo_temperature_neg": _field_of("sapo", "tau_neg"),
-    "sapo_temperature_pos": _field_of("sapo", "tau_pos"),
-    "vespo_k_pos": _field_of("vespo", "k_pos"),
-    "vespo_lambda_pos": _field_of("vespo", "lambda_pos"),
-    "vespo_k_neg": _field_of("vespo", "k_neg"),
-    "vespo_lambda_neg": _field_of("vespo", "lambda_neg"),
+    "sapo_temperature_neg": _field_of("sapo", "sapo_temperature_neg"),
+    "sapo_temperature_pos": _field_of("sapo", "sapo_temperature_pos"),
+    "vespo_k_pos": _field_of("vespo", "vespo_k_pos"),
+    "vespo_lambda_pos": _field_of("vespo", "vespo_lambda_pos"),
+    "vespo_k_neg": _field_of("vespo", "vespo_k_neg"),
+    "vespo_lambda_neg": _field_of("vespo", "vespo_lambda_neg"),
 }
 
 # What a flag speaks about even where it leaves the value as it was: shown as its origin on the card.
@@ -313,15 +321,60 @@ def changed_flags(config: GRPOConfig) -> dict[str, Any]:
 
 
 def native_values(variant: Variant) -> dict[str, Any]:
-    """What TRL's own code needs to read for a variant: it builds the reference, masks and logs by these."""
+    """What TRL's flags say of a variant: its own values where it has what the flag sets, TRL's default elsewhere.
+
+    TRL's code builds the reference, masks and logs by these, and callbacks read and move them.
+    """
+    correction = (pair for part in variant.correction for pair in _correction_values(part).items())
     return {
         **TRL_DEFAULTS,
-        "beta": 0.0 if variant.kl is None else variant.kl.beta,
-        "scale_rewards": "group" if isinstance(variant.scale, GroupStd) else "none",
-        "mask_truncated_completions": isinstance(variant.overlong, Mask),
+        **_advantage_values(variant),
+        **_objective_values(variant),
+        **_surrogate_values(variant.surrogate),
+        **dict(correction),
         # TRL computes the old log-probabilities a correction reads only where its own correction is on.
         "vllm_importance_sampling_correction": variant.needs_rollout_logp,
     }
+
+
+def _advantage_values(variant: Variant) -> dict[str, Any]:
+    scales = {"group_std": "group", "batch_std": "batch"}
+    decoupled = isinstance(variant.credit, Decoupled)
+    return {
+        "scale_rewards": scales.get(choice_name("scale", variant.scale), "none"),
+        "multi_objective_aggregation": "normalize_then_sum" if decoupled else "sum_then_normalize",
+        "mask_truncated_completions": isinstance(variant.overlong, Mask),
+    }
+
+
+def _objective_values(variant: Variant) -> dict[str, Any]:
+    values: dict[str, Any] = {"beta": 0.0}
+    if variant.kl is not None:
+        values |= {"beta": variant.kl.beta, "use_bias_correction_kl": variant.kl.weighted == "ratio"}
+    if choice_name("ratio", variant.ratio) == "sequence":
+        values["importance_sampling_level"] = "sequence"
+    if isinstance(variant.tokens, TopEntropy):
+        values["top_entropy_quantile"] = variant.tokens.fraction
+    return values
+
+
+def _surrogate_values(surrogate: Any) -> dict[str, Any]:
+    if isinstance(surrogate, Cispo):
+        return {"epsilon_high": surrogate.ceiling}
+    bounds = {"epsilon": "low", "epsilon_high": "high", "delta": "dual"}
+    known = bounds if isinstance(surrogate, (Clip, Gmpo)) else _OWN_FIELDS.get(choice_name("surrogate", surrogate), {})
+    return {flag: getattr(surrogate, field) for flag, field in known.items() if hasattr(surrogate, field)}
+
+
+def _correction_values(part: Correction) -> dict[str, Any]:
+    if isinstance(part, OffPolicyMask):
+        return {"off_policy_mask_threshold": part.threshold}
+    word, name = choice_name("correction", part), "vllm_importance_sampling_{}".format
+    if word in _MASKS:
+        return {name("mode"): word, name("clip_min"): part.low, name("clip_max"): part.high}
+    if word in _TRUNCATIONS:
+        return {name("mode"): word, name("clip_min"): part.floor or None, name("clip_max"): part.cap}
+    return {}
 
 
 def needs_group(variant: Variant) -> bool:

@@ -1,7 +1,10 @@
 """VariantGRPOConfig: TRL's own values with a built-in loss type, a variant from any way in, and what is too late."""
 
+import contextlib
 import dataclasses
 import inspect
+import io
+import json
 import pickle
 import re
 
@@ -126,18 +129,45 @@ def test_explicit_defaults_and_nulls_are_seen_from_yaml(tmp_path):
     assert null.choice.variant.correction[0].high is None
 
 
-# What TRL's own code has to read for a variant: reference, truncation mask and scale are its business.
+# What TRL's fields say of a variant: its own values where TRL has a flag for them, TRL's defaults elsewhere.
 NATIVE = [
     ("gv_grpo", {"beta": 0.04, "scale_rewards": "group", "mask_truncated_completions": False}),
     ("gv_dapo", {"beta": 0.0, "scale_rewards": "group", "mask_truncated_completions": True}),
     ("gv_dr_grpo", {"beta": 0.0, "scale_rewards": "none", "mask_truncated_completions": False}),
-    ("gv_reinforce_pp", {"beta": 0.01, "scale_rewards": "none"}),
+    ("gv_reinforce_pp", {"beta": 0.01, "scale_rewards": "batch"}),
     ("gv_dapo,kl=k1,kl.beta=0.3,overlong=keep", {"beta": 0.3, "mask_truncated_completions": False}),
     ("gv_grpo", {"vllm_importance_sampling_correction": False}),
     ("gv_grpo,correction=token_truncate", {"vllm_importance_sampling_correction": True}),
     ("gv_grpo,ratio.anchor=rollout", {"vllm_importance_sampling_correction": True}),
     ("gv_grpo,correction=off_policy_mask,correction.threshold=0.5", {"vllm_importance_sampling_correction": False}),
-    ("gv_gspo", {"epsilon": 0.2, "epsilon_high": None, "delta": None, "importance_sampling_level": "token"}),
+    ("gv_gspo", {"epsilon": 3e-4, "epsilon_high": 4e-4, "delta": None, "importance_sampling_level": "sequence"}),
+    ("gv_rloo", {"epsilon": 0.2, "epsilon_high": None, "delta": None, "importance_sampling_level": "token"}),
+    ("gv_cispo", {"epsilon": 0.2, "epsilon_high": 5.0}),
+    ("gv_gmpo", {"epsilon": 0.4, "epsilon_high": 0.4}),
+    ("gv_two_sided", {"delta": 4.0}),
+    ("gv_sapo,surrogate.tau_neg=2", {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 2.0}),
+    ("gv_vespo", {"vespo_k_pos": 2.0, "vespo_k_neg": 3.0, "vespo_lambda_pos": 3.0, "vespo_lambda_neg": 2.0}),
+    ("gv_gdpo", {"multi_objective_aggregation": "normalize_then_sum"}),
+    ("gv_dapo,tokens=top_entropy,tokens.fraction=0.4", {"top_entropy_quantile": 0.4}),
+    ("gv_grpo,kl.weighted=ratio", {"use_bias_correction_kl": True}),
+    ("gv_grpo", {"use_bias_correction_kl": False}),
+    ("gv_deepseek_v32", {"off_policy_mask_threshold": 0.5}),
+    (
+        "gv_dapo,correction=token_mask,correction.low=0.5,correction.high=5",
+        {
+            "vllm_importance_sampling_mode": "token_mask",
+            "vllm_importance_sampling_clip_min": 0.5,
+            "vllm_importance_sampling_clip_max": 5.0,
+        },
+    ),
+    (
+        "gv_dapo,correction=sequence_truncate,correction.cap=4",
+        {
+            "vllm_importance_sampling_mode": "sequence_truncate",
+            "vllm_importance_sampling_clip_min": None,
+            "vllm_importance_sampling_clip_max": 4.0,
+        },
+    ),
 ]
 
 
@@ -145,6 +175,129 @@ NATIVE = [
 def test_trl_reads_what_it_needs_for_the_variant(loss_type, expected):
     made = config(loss_type)
     assert {name: getattr(made, name) for name in expected} == expected
+
+
+BOOLEANS = [f.name for f in dataclasses.fields(GRPOConfig) if f.type in ("bool", "bool | None", bool, bool | None)]
+
+
+def forms(name):
+    """What TRL's parser takes for a boolean."""
+    dashed = name.replace("_", "-")
+    always = [[f"--{name}"], [f"--{dashed}"], [f"--{name}", "false"], [f"--{dashed}=0"], [f"--{name}", "yes"]]
+    return [*always, [f"--no_{name}"], [f"--no-{dashed}"]]
+
+
+def parsed(cls, arguments):
+    """The values that a parser makes of arguments, before the config checks them; None where it refuses."""
+    parser = TrlParser([cls])
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+        namespace, rest = parser.parse_known_args(["--output_dir", "unused", *arguments])
+        return None if rest else namespace
+    return None
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
+def test_a_boolean_takes_every_form_that_trls_parser_takes(name):
+    taken = 0
+    for arguments in forms(name):
+        stock = parsed(GRPOConfig, arguments)
+        if stock is not None:
+            taken += 1
+            assert getattr(parsed(VariantGRPOConfig, arguments), name) is getattr(stock, name), arguments
+    assert taken >= 3
+
+
+SWITCHES = (
+    "mask_truncated_completions",
+    "use_bias_correction_kl",
+    "vllm_importance_sampling_correction",
+    "skip_zero_gradient_rows",
+)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_boolean_that_may_be_unset_takes_every_form(name, capsys):
+    values = [getattr(parsed(VariantGRPOConfig, arguments), name) for arguments in [[], *forms(name)]]
+    assert values == [None, True, True, False, False, True, False, False]
+    with pytest.raises(SystemExit):
+        TrlParser([VariantGRPOConfig]).parse_args_and_config(["--output_dir", "unused", f"--no_{name}", "true"])
+    assert f"--no_{name} takes no value; write --no_{name}, or --{name} true or false." in capsys.readouterr().err
+
+
+def test_bare_flags_reach_the_variant_and_the_built_in_loss():
+    assert parse(["--loss_type", "gv_grpo", "--mask_truncated_completions"]).choice.variant == gv.get(
+        "grpo,overlong=mask"
+    )
+    assert parse(["--loss_type", "gv_dapo", "--no_mask_truncated_completions"]).choice.variant == gv.get(
+        "dapo,overlong=keep"
+    )
+    assert parse(["--loss_type", "gv_grpo", "--use_bias_correction_kl"]).choice.variant.kl.weighted == "ratio"
+    corrected = parse(["--loss_type", "gv_dapo", "--vllm_importance_sampling_correction"]).choice.variant
+    assert corrected == gv.get("dapo,correction=sequence_mask,correction.low=none,correction.high=3")
+    own = parse(["--loss_type", "dapo", "--mask_truncated_completions", "--no_use_bias_correction_kl"])
+    assert (own.mask_truncated_completions, own.use_bias_correction_kl) == (True, False)
+
+
+def test_the_command_line_explains_itself(capsys):
+    with pytest.raises(SystemExit):
+        TrlParser([VariantGRPOConfig]).parse_args_and_config(["--help"])
+    printed = capsys.readouterr().out
+    assert "--no_skip_zero_gradient_rows" in printed
+    assert "as_given" not in printed
+
+
+# Loss types and flags, each of which a config made from its own values has to keep.
+OWN = {
+    "a variant": ("gv_dapo", {}),
+    "a KL term": ("gv_grpo", {"beta": 0.1}),
+    "a KL term that is off": ("gv_grpo", {"beta": 0.0}),
+    "a flag that changes nothing": ("gv_dapo", {"use_bias_correction_kl": False}),
+    "clip bounds": ("gv_dapo,surrogate.high=0.3", {"epsilon": 0.1, "epsilon_high": 0.3}),
+    "a scale by an alias": ("gv_dr_grpo", {"scale_rewards": True}),
+    "an anchor at the engine": ("gv_grpo,ratio.anchor=rollout", {"vllm_importance_sampling_correction": False}),
+    "a correction": ("gv_dapo", {"vllm_importance_sampling_mode": "token_mask"}),
+    "no clip": (
+        "gv_dapo",
+        {"vllm_importance_sampling_clip_max": None, "vllm_importance_sampling_clip_min": 0.5},
+    ),
+    "a built-in loss": ("dapo", {"beta": 0.1, "epsilon_high": 0.3}),
+    "steps per generation": ("gv_dapo", {"steps_per_generation": 4}),
+    "a generation batch": ("gv_dapo", {"generation_batch_size": 32}),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_config_can_be_made_from_its_own_values(case):
+    made = config(OWN[case][0], **OWN[case][1])
+    saved = json.loads(json.dumps(made.to_dict(), allow_nan=False))
+    elsewhere = {"accelerator_config": None, "hub_token": None}
+    for again in (dataclasses.replace(made), VariantGRPOConfig(**made.to_dict()), VariantGRPOConfig(**saved)):
+        assert again.choice == made.choice
+        # transformers hides a token that is written and replaces this object.
+        assert values(again) | elsewhere == values(made) | elsewhere
+        assert again.as_given == made.as_given
+
+
+def test_a_changed_value_is_given_and_the_others_stay_as_they_were():
+    made = config("gv_grpo", beta=0.1, gradient_accumulation_steps=2)
+    again = dataclasses.replace(made, epsilon_high=0.28)
+    assert again.choice.variant == gv.get("grpo,kl.beta=0.1,surrogate.high=0.28")
+    assert again.choice.origins["surrogate.high"] == "flag epsilon_high=0.28"
+    assert "surrogate.low" not in again.choice.origins
+    off = dataclasses.replace(made, beta=0.0)
+    assert off.choice.variant == gv.get("grpo,kl=none")
+    with pytest.raises(ValueError, match=re.escape("sapo_temperature_neg=3.0: no effect on gv_grpo")):
+        dataclasses.replace(made, sapo_temperature_neg=3.0)
+    longer = dataclasses.replace(made, gradient_accumulation_steps=4)
+    assert (longer.steps_per_generation, longer.generation_batch_size) == (4, 32)
+
+
+@pytest.mark.parametrize(("before", "after"), [("gv_grpo", "gv_dapo"), ("dapo", "gv_gspo"), ("gv_gspo", "gv_rloo")])
+def test_another_loss_type_takes_only_what_was_set(before, after):
+    again = dataclasses.replace(config(before), loss_type=after)
+    assert again.choice == config(after).choice
+    tuned = dataclasses.replace(config(before, beta=0.07), loss_type=after)
+    assert tuned.choice == config(after, beta=0.07).choice
 
 
 ALONE = {"remax", "reinforce", "reinforce_pp", "w_reinforce", "psr", "nsr", "krpo", "spo", "topr"}
@@ -275,6 +428,13 @@ def test_a_plain_config_needs_the_variants_kl_coefficient(tmp_path):
         make(tmp_path, "gv_grpo", config=GRPOConfig)
     assert make(tmp_path, "gv_grpo", config=GRPOConfig, beta=0.04).variant == gv.get("grpo")
     assert make(tmp_path, "gv_grpo,kl=none", config=GRPOConfig).variant == gv.get("grpo,kl=none")
+
+
+@pytest.mark.parametrize("cls", [GRPOConfig, VariantGRPOConfig])
+def test_an_unknown_loss_type_gets_its_hint_from_every_config(tmp_path, cls):
+    text = "loss_type='rloo' is unknown; allowed: gv_ and a variant's name or spec string, or TRL's own bnpo,"
+    with pytest.raises(ValueError, match=re.escape(text) + ".*Did you mean 'gv_rloo'"):
+        make(tmp_path, "rloo", config=cls)
 
 
 def test_a_plain_config_is_read_by_what_differs_from_trls_defaults(tmp_path):
