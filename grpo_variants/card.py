@@ -87,6 +87,27 @@ class Card:
             lines.append(f"`{self.variant.name}` is in contrib: {UNCONFIRMED}. {self.variant.unconfirmed}")
         return "\n\n".join([*lines, *self.notes]) + "\n"
 
+    def opening(self) -> list[str]:
+        """The start of a run in a few lines: the objective, and what of it was set otherwise than it is defined."""
+        lines = [f"variant {self.variant}  (objective hash {self.hash})", self.variant.summary, self._settings()]
+        if self.effective:
+            added = ", ".join(f"{key}={_word(value)}" for key, value in self.effective.items())
+            lines.append(f"set in {self.host}: {added}")
+        if self.variant.contrib:
+            lines.append(f"contrib: {self.variant.unconfirmed}")
+        return [*lines, *(f"note: {note}" for note in self.notes)]
+
+    def _settings(self) -> str:
+        """What the user set, with the member's own value, and how much else it moved."""
+        values, changed = resolved_values(self.variant), _changed(self.variant)
+        defined = resolved_values(registered(self.variant.name, default=self.variant))
+        given = [key for key in values if key in self.origins and key in changed]
+        told = [f"{key}={_word(values[key])} (defined: {_word(defined.get(key))})" for key in given]
+        rest = len(changed) - len(given)
+        if rest:
+            told.append(f"{rest} value{'s' if rest > 1 else ''} that came with it")
+        return f"changed from its definition: {', '.join(told)}" if told else "every value is as defined"
+
     def text(self) -> str:
         """The resolved variant for a terminal: every value and where it came from."""
         content = self.as_dict()
