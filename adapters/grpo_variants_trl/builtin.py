@@ -67,5 +67,3 @@ def _axis(key: str) -> str:
 
 def _word(value: Any) -> str:
     return "none" if value is None else str(value)
-
-

@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
 try:
     from grpo_variants_verl.cards import VariantCallback
     from grpo_variants_verl.config import VariantPolicyLossConfig
+    from grpo_variants_verl.health import watch_health
     from grpo_variants_verl.host import extend_host, restore_host
     from grpo_variants_verl.launch import remove_checks, watch_config
     from grpo_variants_verl.registration import register
@@ -21,6 +22,7 @@ try:
 
     register()
     watch_config()
+    watch_health()
 except Exception as error:
     logging.getLogger(__name__).error("the plugin did not load, so no gv_ name is known to verl: %r", error)
     raise

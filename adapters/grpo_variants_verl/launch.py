@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -11,12 +12,13 @@ from verl.utils import config as verl_config
 from verl.utils.import_utils import load_class_from_fqn
 
 from grpo_variants import __version__
+from grpo_variants.card import FILE_NAME
 from grpo_variants.catalogue import MODULES_VARIABLE
 from grpo_variants_verl.cards import VariantCallback, make_card
 from grpo_variants_verl.findings import length_setting
 from grpo_variants_verl.host import extend_host
 from grpo_variants_verl.run import Run, concerns, read_run, refusals, reports
-from grpo_variants_verl.settings import node_of
+from grpo_variants_verl.settings import NODE, node_of
 from grpo_variants_verl.workers import DRIVER_VARIABLE, LOG
 
 CALLBACK = f"grpo_variants_verl.{VariantCallback.__name__}"
@@ -60,13 +62,26 @@ def prepare(config: DictConfig) -> None:
     reasons = list(refusals(run))
     if reasons:
         raise ValueError("verl cannot run this configuration:\n" + "\n".join(f"- {reason}" for reason in reasons))
-    print(make_card(run).text(), flush=True)
+    print(_opening(run), flush=True)
     for report in reports(run):
         LOG.warning(report)
     with open_dict(config):
         for key, value in {**_length(run), **_environment()}.items():
             OmegaConf.update(config, key, value, force_add=True)
         _install_card(run)
+
+
+def _opening(run: Run) -> str:
+    """What a run says at its start: its objective in a few lines, or every value of it where that is asked for."""
+    card, node = make_card(run), node_of(run.config.algorithm)
+    if node.get("print_card"):
+        return card.text()
+    first, *lines = card.opening()
+    switched = node.get("health") is False
+    lines.append("health: not checked." if switched else "health: checked in every step (gv/health/* in the log).")
+    where = Path(str(run.get("trainer.default_local_dir"))) / FILE_NAME
+    lines.append(f"card: {where}, with every value and where it comes from; +{NODE}.print_card=True prints it.")
+    return "\n  ".join([first, *lines])
 
 
 def _again(config: DictConfig) -> None:

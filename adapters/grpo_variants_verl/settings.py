@@ -17,7 +17,8 @@ from grpo_variants.options import configure, read_options
 from grpo_variants.variant import AXES, End, Variant
 
 NODE = "algorithm.grpo_variants"
-NODE_KEYS = ("options", "step_rewards", "extend_host")
+SWITCHES = ("extend_host", "health", "print_card")
+NODE_KEYS = ("options", "step_rewards", *SWITCHES)
 STEP_REWARDS = ("nonzero",)
 # verl's defaults: a field that still has its default was not moved by the user.
 CLIP_FIELDS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
@@ -81,6 +82,9 @@ def check_node(node: Any) -> None:
     for key in node:
         if key not in NODE_KEYS:
             raise ValueError(f"{NODE}.{key} is unknown; known: {', '.join(NODE_KEYS)}.{did_you_mean(key, NODE_KEYS)}")
+    for key in SWITCHES:
+        if node.get(key) not in (None, True, False):
+            raise ValueError(f"{NODE}.{key}={node.get(key)!r} is no switch; allowed: True, False.")
     step_rewards = node.get("step_rewards")
     if step_rewards is not None and step_rewards not in STEP_REWARDS:
         raise ValueError(f"{words.STEP_REWARDS}={step_rewards!r} is unknown; allowed: {', '.join(STEP_REWARDS)}.")
