@@ -106,7 +106,7 @@ def checked_variant(text: str) -> Variant:
     import grpo_variants as gv
 
     try:
-        return gv.get(text.removeprefix("gv_"))
+        return gv.get(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--variant") from error
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants.baseline import Greedy
-from grpo_variants.checks import did_you_mean
+from grpo_variants.checks import unknown
 from grpo_variants.credit import Rule
 from grpo_variants.fast.advantages import fast_advantages
 from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, Samples, read_rollouts
@@ -83,10 +83,7 @@ def _check_state(variant: Variant, state: Memory | None) -> None:
 def _as_rollouts(rewards: Any, groups: Any, inputs: dict[str, Any]) -> Rollouts:
     for name in inputs:
         if name not in ROLLOUT_INPUTS:
-            known = ", ".join(ROLLOUT_INPUTS)
-            raise TypeError(
-                f"advantages() has no input {name!r}; it takes {known}.{did_you_mean(name, ROLLOUT_INPUTS)}"
-            )
+            raise TypeError(unknown(f"advantages() has no input {name!r}", name, ROLLOUT_INPUTS, "it takes"))
     if not isinstance(rewards, Rollouts):
         return Rollouts(rewards=rewards, groups=groups, **inputs)
     if groups is not None or inputs:

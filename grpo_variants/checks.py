@@ -42,7 +42,17 @@ def check_choice(where: str, value: object, allowed: Iterable[object]) -> None:
     """Raise unless `value` is one of the allowed ones."""
     options = list(allowed)
     if value not in options:
-        raise ValueError(f"{where}={value!r} is unknown; allowed: {', '.join(map(str, options))}.")
+        raise ValueError(unknown(f"{where}={value!r} is unknown", str(value), map(str, options)))
+
+
+def unknown(what: str, word: str, known: Iterable[str], label: str = "allowed") -> str:
+    """The text for a word that is not known: what is wrong, the nearest words, and last all of them.
+
+    what: a sentence without its full stop. label: what the known ones are called.
+    """
+    words = list(known)
+    hint, rest = did_you_mean(word, words), f"{label}: {', '.join(words) or 'none'}."
+    return f"{what}.{hint} {rest[0].upper()}{rest[1:]}" if hint else f"{what}; {rest}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

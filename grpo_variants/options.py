@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal, Union
 
 from grpo_variants.catalogue import registered
-from grpo_variants.checks import did_you_mean
+from grpo_variants.checks import unknown
 from grpo_variants.conventions import numerics
 from grpo_variants.variant import AXES, Variant
 
@@ -22,10 +22,11 @@ def get(spec: str) -> Variant:
 
     `name[,axis=choice][,axis.field=value]...`: axis choices apply first and reset that axis's fields, then
     conventions, then fields. For example `dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01`.
-    Raises ValueError for an unknown name, axis, choice, field or value, and lists the known ones.
+    The name may be written as people write it: `Dr. GRPO`, `reinforce++`, `gv_dapo`.
+    Raises ValueError for an unknown name, axis, choice, field or value, with the nearest known ones.
     """
     name, _, rest = str(spec).partition(",")
-    return configure(registered(name.strip()), read_options(rest))
+    return configure(registered(name), read_options(rest))
 
 
 def resolve(variant: Variant | str) -> Variant:
@@ -107,8 +108,8 @@ def _start(variant: Variant, choices: Mapping[str, Any]) -> tuple[dict[str, list
 
 def _check_axis(name: str, axis: str) -> None:
     if axis not in AXES:
-        hint = _as_a_field(axis) or did_you_mean(axis, AXES)
-        raise ValueError(f"{name}: unknown axis {axis!r}; axes: {', '.join(AXES)}.{hint}")
+        what, hint = f"{name}: unknown axis {axis!r}", _as_a_field(axis)
+        raise ValueError(f"{what}.{hint}" if hint else unknown(what, axis, AXES, "axes"))
 
 
 def _as_a_field(word: str) -> str:
@@ -122,10 +123,7 @@ def _check_choices(name: str, axis: str, choice: str) -> None:
     words = choice.split("+") if AXES[axis].joins else [choice]
     for word in words:
         if word not in known:
-            raise ValueError(
-                f"{name}: {axis}={choice!r} is unknown; choices of {axis}: {', '.join(known)}."
-                + did_you_mean(word, known)
-            )
+            raise ValueError(unknown(f"{name}: {axis}={choice!r} is unknown", word, known, f"choices of {axis}"))
     if len(words) != len(set(words)) or ("none" in words and len(words) > 1):
         raise ValueError(f"{name}: {axis}={choice!r} joins a part with itself or with none; name each part once.")
 
@@ -215,8 +213,7 @@ def _field_error(name: str, axis: str, field: str, parts: list[_Draft], found: i
         return f"{name}: {axis}.{field} could mean several parts of {axis}={choice}; write {both}."
     own = [f for draft in parts for f in draft.fields]
     elsewhere = [word for word, part in AXES[axis].choices.items() if field in _fields_of(part)]
-    text = f"{name}: {axis}={choice} has no field {field!r}; its fields: {', '.join(own) or 'none'}."
-    text += did_you_mean(field, own)
+    text = unknown(f"{name}: {axis}={choice} has no field {field!r}", field, own, "its fields")
     if elsewhere:
         text += f" {field!r} belongs to {axis}={' or '.join(elsewhere)}: choose that first."
     return text

@@ -11,7 +11,7 @@ from functools import wraps
 from itertools import pairwise
 from typing import Any
 
-from grpo_variants.checks import did_you_mean
+from grpo_variants.checks import unknown
 
 Span = tuple[int, int]
 
@@ -89,8 +89,7 @@ def _pattern(at: str | re.Pattern[str]) -> re.Pattern[str]:
     if isinstance(at, re.Pattern):
         return at
     if at not in SEPARATORS:
-        known = ", ".join(SEPARATORS)
-        raise ValueError(f"at={at!r} is unknown; known: {known}, or re.compile(...).{did_you_mean(at, SEPARATORS)}")
+        raise ValueError(unknown(f"at={at!r} is unknown", str(at), [*SEPARATORS, "re.compile(...)"]))
     return SEPARATORS[at]
 
 

@@ -15,7 +15,6 @@ from grpo_variants import aggregation, correction, divergence, filters, shaping
 from grpo_variants.options import choice_name
 from grpo_variants.variant import AXES, End, Variant
 
-PREFIX = "gv_"
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 ESTIMATOR = "algorithm.adv_estimator"

@@ -9,17 +9,16 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from grpo_variants.catalogue import names
+from grpo_variants.catalogue import find, names
 from grpo_variants.checks import did_you_mean
+from grpo_variants.names import PREFIX, is_prefixed
 from grpo_variants_trl.flags import (
     CLIP_MAX_UNSET,
     FLAGS,
-    PREFIX,
     TRL_DEFAULTS,
     Choice,
     changed_flags,
     choose,
-    is_variant,
     native_values,
     needs_group,
 )
@@ -133,7 +132,7 @@ class VariantGRPOConfig(GRPOConfig):
         self._check_words()
         set_here = {name: getattr(self, name) for name in _FILLED if not _is_unset(getattr(self, name), name)}
         given = {name: value for name, value in set_here.items() if name in FLAGS}
-        self.choice: Choice | None = choose(self.loss_type, given) if is_variant(self.loss_type) else None
+        self.choice: Choice | None = choose(self.loss_type, given) if is_prefixed(self.loss_type) else None
         values = TRL_DEFAULTS | given if self.choice is None else native_values(self.choice.variant)
         for name, value in values.items():
             setattr(self, name, value)
@@ -165,7 +164,7 @@ class VariantGRPOConfig(GRPOConfig):
     def _check_words(self) -> None:
         """Raise ValueError for a loss type that nobody knows, and for a part of a response."""
         check_loss_type(self.loss_type)
-        if is_variant(self.loss_type) and type(self.num_generations) is not int:
+        if is_prefixed(self.loss_type) and type(self.num_generations) is not int:
             raise ValueError(
                 f"num_generations={self.num_generations!r} is not a whole number; allowed: the number of responses to "
                 "a prompt, at least 2, or 1 for a variant that compares no siblings."
@@ -189,15 +188,22 @@ def _is_unset(value: Any, name: str) -> bool:
 
 def check_loss_type(loss_type: str) -> None:
     """Raise ValueError for a loss type that is neither a variant's nor one that TRL's trainer computes."""
-    if is_variant(loss_type) or loss_type in BUILT_IN:
+    if is_prefixed(loss_type) or loss_type in BUILT_IN:
         return
-    known = [*BUILT_IN, *(PREFIX + name for name in names())]
-    word = loss_type.partition(",")[0]
-    hint = f" Did you mean '{PREFIX}{loss_type}'?" if word in names() else did_you_mean(word, known)
     raise ValueError(
-        f"loss_type={loss_type!r} is unknown; allowed: {PREFIX} and a variant's name or spec string, or "
-        f"TRL's own {', '.join(BUILT_IN)}.{hint}"
+        f"loss_type={loss_type!r} is unknown.{_meant(loss_type)} Allowed: {PREFIX} and a variant's name or spec string "
+        f"(see `grpo-variants list`), or TRL's own {', '.join(BUILT_IN)}."
     )
+
+
+def _meant(loss_type: str) -> str:
+    """The question after an unknown loss type: a variant without its prefix, or what is nearest."""
+    word, comma, rest = loss_type.partition(",")
+    found = find(word)
+    if found is None:
+        return did_you_mean(word, [*BUILT_IN, *(PREFIX + name for name in names())])
+    own = f" or TRL's own {found.name!r}" if found.name in BUILT_IN and not comma else ""
+    return f" Did you mean '{PREFIX}{found.name}{comma}{rest}'{own}?"
 
 
 def choice_of(config: GRPOConfig) -> Choice | None:
@@ -210,7 +216,7 @@ def choice_of(config: GRPOConfig) -> Choice | None:
     """
     if not hasattr(config, "choice"):
         check_loss_type(config.loss_type)
-        config.choice = _choice_of_plain(config) if is_variant(config.loss_type) else None
+        config.choice = _choice_of_plain(config) if is_prefixed(config.loss_type) else None
         config.resolved_loss_type = config.loss_type
     if config.loss_type != config.resolved_loss_type:
         raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from grpo_variants.catalogue import registered
+from grpo_variants.checks import unknown
 from grpo_variants.correction import (
     Correction,
     OffPolicyMask,
@@ -24,8 +25,6 @@ from grpo_variants.options import choice_name, configure, full_keys, read_option
 from grpo_variants.shaping import Mask
 from grpo_variants.surrogate import Cispo, Clip, Gmpo
 from grpo_variants.variant import Variant
-
-PREFIX = "gv_"
 
 Tune = Callable[[Variant, Any, Mapping[str, Any]], Variant]
 
@@ -54,20 +53,15 @@ class Choice:
     origins: Mapping[str, str]
 
 
-def is_variant(loss_type: str) -> bool:
-    """Whether a loss type names a variant of this package."""
-    return loss_type.startswith(PREFIX)
-
-
 def choose(loss_type: str, given: Mapping[str, Any]) -> Choice:
     """The variant of a `gv_` loss type with the given native flags applied.
 
     Raises ValueError for an unknown spec, for a flag that has no effect on the variant, and where a flag and the spec
     string disagree.
     """
-    name, _, rest = loss_type.removeprefix(PREFIX).partition(",")
+    name, _, rest = loss_type.partition(",")
     in_spec = read_options(rest)
-    variant = configure(registered(name.strip()), _completed(in_spec, given))
+    variant = configure(registered(name), _completed(in_spec, given))
     written = {key: f"loss_type ({key}={text})" for key, text in full_keys(variant, in_spec).items()}
     origins = dict(written)
     for flag, value in given.items():
@@ -263,7 +257,7 @@ def _same_or(variant: Variant, axis: str, choice: str) -> Variant:
 def _word(flag: str, value: Any, allowed: Any, aliases: Mapping[Any, str] | None = None) -> str:
     word = (aliases or {}).get(value, value)
     if word not in allowed:
-        raise FlagError(f"{flag}={value!r} is unknown; allowed: {', '.join(allowed)}.")
+        raise FlagError(unknown(f"{flag}={value!r} is unknown", str(value), allowed))
     return str(word)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
-from grpo_variants_trl.flags import is_variant
+from grpo_variants.names import is_prefixed
 from grpo_variants_trl.trainer import VariantGRPOTrainer
 
 _STOCK_INIT = GRPOTrainer.__init__
@@ -44,7 +44,7 @@ def registered() -> Iterator[None]:
 @wraps(_STOCK_INIT)
 def _init(self: GRPOTrainer, *args: Any, **kwargs: Any) -> None:
     config = kwargs.get("args") or (args[2] if len(args) > 2 else None)
-    if config is None or isinstance(self, VariantGRPOTrainer) or not is_variant(config.loss_type):
+    if config is None or isinstance(self, VariantGRPOTrainer) or not is_prefixed(config.loss_type):
         _STOCK_INIT(self, *args, **kwargs)
         return
     self.__class__ = _with_hooks(type(self))

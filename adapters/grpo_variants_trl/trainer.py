@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 from grpo_variants import Loss, Memory, Tokens, Variant, policy_loss
 from grpo_variants.baseline import Greedy
 from grpo_variants.card import differences, read_card
+from grpo_variants.checks import unknown
 from grpo_variants.credit import Process
 from grpo_variants.files import FileError
 from grpo_variants.filters import TopEntropy
@@ -113,8 +114,8 @@ class VariantGRPOTrainer(GRPOTrainer):
     def _check_reward_names(self) -> None:
         metric = getattr(self.variant.filter, "metric", None)
         if metric is not None and metric not in self.reward_func_names:
-            known = ", ".join(self.reward_func_names)
-            raise ValueError(f"filter.metric={metric!r} is no reward function; allowed: {known}, or none.")
+            known = [*self.reward_func_names, "none"]
+            raise ValueError(unknown(f"filter.metric={metric!r} is no reward function", metric, known))
 
     # Rollouts
 

@@ -14,6 +14,7 @@ from grpo_variants.aggregation import Constant, PromptMean
 from grpo_variants.card import Card
 from grpo_variants.correction import Correction, OffPolicyMask
 from grpo_variants.divergence import KL
+from grpo_variants.names import PREFIX
 from grpo_variants.options import configure, get, resolved_values
 from grpo_variants.variant import AXES, Variant
 from grpo_variants_verl import native
@@ -105,9 +106,9 @@ def _origins(run: Run, variant: Variant) -> dict[str, str]:
         axis = key.partition(".")[0]
         if axis in _HOST_AXES:
             origins[key] = "verl's configuration"
-        elif axis in _RULE and run.own_estimator != words.PREFIX + variant.name:
+        elif axis in _RULE and run.own_estimator != PREFIX + variant.name:
             origins[key] = f"estimator {run.own_estimator}"
-        elif axis not in _RULE and run.own_loss != words.PREFIX + variant.name:
+        elif axis not in _RULE and run.own_loss != PREFIX + variant.name:
             origins[key] = f"loss {run.own_loss}"
     for end in (run.estimator, run.loss):
         origins |= {} if end is None else {k: v for k, v in end.origins.items() if k in resolved_values(variant)}

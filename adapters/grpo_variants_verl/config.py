@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from verl.workers.config import PolicyLossConfig
 
-from grpo_variants.verl_words import LOSS_MODE, LOSS_OPTIONS, PREFIX
+from grpo_variants.names import PREFIX, is_prefixed
+from grpo_variants.verl_words import LOSS_MODE, LOSS_OPTIONS
 from grpo_variants_verl.settings import base_name, check_loss_options
 
 
@@ -22,8 +23,10 @@ class VariantPolicyLossConfig(PolicyLossConfig):
 
     def __post_init__(self) -> None:
         """Raise ValueError for an option that does not exist, and for options on a loss of verl's own."""
-        if not self.loss_mode.startswith(PREFIX):
+        if not is_prefixed(self.loss_mode):
             if self.options:
                 raise ValueError(f"{LOSS_OPTIONS} has no effect on {LOSS_MODE}={self.loss_mode}; use a gv_ loss.")
             return
-        check_loss_options(base_name(self.loss_mode, LOSS_MODE), self.options)
+        name = base_name(self.loss_mode, LOSS_MODE)
+        check_loss_options(name, self.options)
+        object.__setattr__(self, "loss_mode", PREFIX + name)  # as it is registered; the class is frozen

@@ -13,10 +13,11 @@ from grpo_variants.advantage import advantages
 from grpo_variants.credit import Process, RewardToGo
 from grpo_variants.inputs import Counts, Rollouts
 from grpo_variants.masked import discounted_sum_to_go, select
+from grpo_variants.names import PREFIX
 from grpo_variants.objective import row_weights
 from grpo_variants.variant import Variant
 from grpo_variants.verl_limits import advantage_form
-from grpo_variants.verl_words import PREFIX, STEP_REWARDS
+from grpo_variants.verl_words import STEP_REWARDS
 from grpo_variants_verl.settings import carries_prompt_mean, estimator_choice, node_of
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from grpo_variants.names import PREFIX
 from grpo_variants.options import get
-from grpo_variants.verl_words import PREFIX
 
 _EXTRA = ("reward_baselines", "old_log_probs", "sum_pi_squared")
 _replaced: list[tuple[Any, str, Callable[..., Any]]] = []
@@ -82,7 +82,7 @@ def _with_last_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
         last = last_outputs(batch_keys)
         if not str(adv_estimator).startswith(PREFIX) or last == list(range(len(last))):
             return original(data, batch_keys, adv_estimator, *args, **kwargs)
-        if get(str(adv_estimator).removeprefix(PREFIX)).per_token:
+        if get(str(adv_estimator)).per_token:
             raise ValueError(
                 f"{adv_estimator} gives each token its own advantage, but these sessions have several outputs and only "
                 "the last one carries a reward; use an estimator with credit=outcome."

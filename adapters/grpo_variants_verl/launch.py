@@ -13,7 +13,9 @@ from verl.utils.import_utils import load_class_from_fqn
 
 from grpo_variants import __version__
 from grpo_variants.card import FILE_NAME
-from grpo_variants.catalogue import MODULES_VARIABLE
+from grpo_variants.catalogue import MODULES_VARIABLE, find
+from grpo_variants.names import PREFIX, is_prefixed
+from grpo_variants.verl_words import ESTIMATOR, LOSS_MODE
 from grpo_variants_verl.cards import VariantCallback, make_card
 from grpo_variants_verl.findings import length_setting
 from grpo_variants_verl.host import extend_host
@@ -58,6 +60,7 @@ def prepare(config: DictConfig) -> None:
     if OmegaConf.select(config, f"{_ENVIRONMENT}.{DRIVER_VARIABLE}") is not None:
         _again(config)
         return
+    _write_registered_names(config)
     run = read_run(config)
     reasons = list(refusals(run))
     if reasons:
@@ -82,6 +85,15 @@ def _opening(run: Run) -> str:
     where = Path(str(run.get("trainer.default_local_dir"))) / FILE_NAME
     lines.append(f"card: {where}, with every value and where it comes from; +{NODE}.print_card=True prints it.")
     return "\n  ".join([first, *lines])
+
+
+def _write_registered_names(config: DictConfig) -> None:
+    """Write names as they are registered with verl, which looks them up letter by letter: `gv_Dr-GRPO`."""
+    for where in (ESTIMATOR, LOSS_MODE):
+        word = str(OmegaConf.select(config, where))
+        found = find(word) if is_prefixed(word) else None
+        if found is not None:
+            OmegaConf.update(config, where, PREFIX + found.name)
 
 
 def _again(config: DictConfig) -> None:

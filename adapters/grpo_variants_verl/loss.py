@@ -12,11 +12,12 @@ from torch import Tensor
 from grpo_variants.aggregation import Constant
 from grpo_variants.inputs import Counts, Tokens
 from grpo_variants.masked import masked_sum, select
+from grpo_variants.names import PREFIX
 from grpo_variants.objective import Loss, correction_weights, policy_loss, row_weights
 from grpo_variants.ratio import TokenRatio
 from grpo_variants.variant import Variant
 from grpo_variants.verl_limits import loss_form
-from grpo_variants.verl_words import MAX_LENGTH, PREFIX, SCALE_FACTOR
+from grpo_variants.verl_words import MAX_LENGTH, SCALE_FACTOR
 from grpo_variants_verl.settings import loss_choice
 from grpo_variants_verl.workers import first_use
 

@@ -11,10 +11,11 @@ from verl.trainer.ppo import core_algos
 
 from grpo_variants import verl_words as words
 from grpo_variants.aggregation import Constant, PromptMean, TokenMean
-from grpo_variants.catalogue import names
+from grpo_variants.catalogue import find, registered
 from grpo_variants.correction import OffPolicyMask
 from grpo_variants.credit import Process
 from grpo_variants.mismatch import misled_by_truncation
+from grpo_variants.names import PREFIX, is_prefixed
 from grpo_variants.options import get as variant_of
 from grpo_variants.variant import Variant
 from grpo_variants.verl_limits import EXTRA_INPUTS, advantage_refusals, homogeneous, loss_refusals
@@ -52,14 +53,14 @@ class Run:
 def concerns(config: DictConfig) -> bool:
     """Whether a configuration names anything of this package, a variant without its gv_ included."""
     given = {where: str(OmegaConf.select(config, where)) for where in (words.ESTIMATOR, words.LOSS_MODE)}
-    named = any(word.startswith(words.PREFIX) or _lacks_prefix(where, word) for where, word in given.items())
+    named = any(is_prefixed(word) or _lacks_prefix(where, word) for where, word in given.items())
     return named or OmegaConf.select(config, NODE) is not None
 
 
 def _lacks_prefix(where: str, word: str) -> bool:
-    """Whether a word that verl does not know is the name of a variant."""
+    """Whether a word that verl does not know is the name of a variant without its prefix."""
     own = core_algos.ADV_ESTIMATOR_REGISTRY if where == words.ESTIMATOR else core_algos.POLICY_LOSS_REGISTRY
-    return word not in own and word.partition(",")[0] in names()
+    return word not in own and not is_prefixed(word) and find(word.partition(",")[0]) is not None
 
 
 def _check_words(config: DictConfig) -> None:
@@ -67,7 +68,9 @@ def _check_words(config: DictConfig) -> None:
     for where in (words.ESTIMATOR, words.LOSS_MODE):
         word = str(OmegaConf.select(config, where))
         if _lacks_prefix(where, word):
-            raise ValueError(f"{where}={word!r} is none of verl's own; write {where}={words.PREFIX}{word}.")
+            name, comma, rest = word.partition(",")
+            meant = f"{PREFIX}{registered(name).name}{comma}{rest}"
+            raise ValueError(f"{where}={word!r} is none of verl's own; write {where}={meant}.")
     target = str(OmegaConf.select(config, words.LOSS_TARGET))
     if OmegaConf.select(config, words.LOSS_OPTIONS) is not None and target.startswith("verl."):
         raise ValueError(f"{words.LOSS_OPTIONS} is not known to {target}; add {words.LOSS_TARGET}={words.LOSS_CONFIG}")
@@ -80,11 +83,11 @@ def read_run(config: DictConfig) -> Run:
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
     if algorithm.get("grpo_variants") is not None:
         check_node(algorithm.grpo_variants)
-    if str(algorithm.adv_estimator).startswith(words.PREFIX):
+    if is_prefixed(str(algorithm.adv_estimator)):
         estimator = estimator_choice(base_name(algorithm.adv_estimator, words.ESTIMATOR), algorithm)
     elif node_of(algorithm).get("options"):
         raise ValueError(f"{words.OPTIONS} has no effect on {words.ESTIMATOR}={algorithm.adv_estimator}.")
-    if str(actor.policy_loss.loss_mode).startswith(words.PREFIX):
+    if is_prefixed(str(actor.policy_loss.loss_mode)):
         loss = loss_choice(base_name(actor.policy_loss.loss_mode, words.LOSS_MODE), actor)
     return Run(config, estimator, loss)
 

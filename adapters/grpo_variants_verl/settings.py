@@ -11,8 +11,9 @@ from typing import Any
 
 from grpo_variants import verl_words as words
 from grpo_variants.aggregation import PromptMean
-from grpo_variants.catalogue import names, registered
-from grpo_variants.checks import did_you_mean
+from grpo_variants.catalogue import all_names, find, names, registered
+from grpo_variants.checks import check_choice, did_you_mean, unknown
+from grpo_variants.names import PREFIX
 from grpo_variants.options import configure, read_options
 from grpo_variants.variant import AXES, End, Variant
 
@@ -39,16 +40,20 @@ class Chosen:
 
 
 def base_name(word: str, where: str) -> str:
-    """Variant name of a `gv_` word; raises ValueError for an unknown one, with the line that mends it."""
-    name, comma, rest = word.removeprefix(words.PREFIX).partition(",")
-    if name not in names():
-        known = [words.PREFIX + n for n in names()]
-        raise ValueError(f"{where}={word!r} is unknown; known: {', '.join(known)}.{did_you_mean(word, known)}")
+    """Variant name of a `gv_` word, however it is written.
+
+    Raises ValueError for an unknown one, and for one with options, with the line that is right.
+    """
+    name, comma, rest = word.partition(",")
+    found = find(name)
+    if found is None:
+        hint = did_you_mean(word, [PREFIX + n for n in names()])
+        raise ValueError(f"{where}={word!r} is unknown.{hint} {all_names()}")
     if comma:
         end: End = "advantage" if where == words.ESTIMATOR else "objective"
-        mend = f"{where}={words.PREFIX}{name} {_ELSEWHERE[end].format(option=rest)}"
-        raise ValueError(f"{where} takes a name without options; options go beside it: {mend}")
-    return name
+        right = f"{where}={PREFIX}{found.name} {_ELSEWHERE[end].format(option=rest)}"
+        raise ValueError(f"{where} takes a name without options; options go beside it: {right}")
+    return found.name
 
 
 def estimator_choice(name: str, config: Any) -> Chosen:
@@ -81,13 +86,13 @@ def check_node(node: Any) -> None:
         raise ValueError(f"{NODE} is a section; write '+{words.OPTIONS}=\"...\"'.")
     for key in node:
         if key not in NODE_KEYS:
-            raise ValueError(f"{NODE}.{key} is unknown; known: {', '.join(NODE_KEYS)}.{did_you_mean(key, NODE_KEYS)}")
+            raise ValueError(unknown(f"{NODE}.{key} is unknown", str(key), NODE_KEYS))
     for key in SWITCHES:
         if node.get(key) not in (None, True, False):
             raise ValueError(f"{NODE}.{key}={node.get(key)!r} is no switch; allowed: True, False.")
     step_rewards = node.get("step_rewards")
-    if step_rewards is not None and step_rewards not in STEP_REWARDS:
-        raise ValueError(f"{words.STEP_REWARDS}={step_rewards!r} is unknown; allowed: {', '.join(STEP_REWARDS)}.")
+    if step_rewards is not None:
+        check_choice(words.STEP_REWARDS, step_rewards, STEP_REWARDS)
 
 
 @lru_cache(maxsize=256)

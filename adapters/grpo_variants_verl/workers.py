@@ -9,7 +9,8 @@ from typing import Any
 import torch.distributed as dist
 
 from grpo_variants import __version__
-from grpo_variants.verl_words import ACTOR, PREFIX
+from grpo_variants.names import PREFIX
+from grpo_variants.verl_words import ACTOR
 from grpo_variants_verl.findings import actor_reports
 from grpo_variants_verl.settings import Chosen
 

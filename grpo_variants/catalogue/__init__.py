@@ -17,6 +17,7 @@ from grpo_variants.catalogue.selective import SELECTIVE
 from grpo_variants.catalogue.soft import SOFT
 from grpo_variants.catalogue.token_credit import TOKEN_CREDIT
 from grpo_variants.checks import did_you_mean
+from grpo_variants.names import key_of, without_prefix
 from grpo_variants.variant import Variant
 
 MODULES_VARIABLE = "GRPO_VARIANTS_MODULES"
@@ -38,7 +39,8 @@ _EVERY = (
 # The main catalogue first, then what has a value that its authors did not confirm.
 CATALOGUE: tuple[Variant, ...] = tuple(sorted(_EVERY, key=lambda variant: variant.contrib))
 
-_REGISTRY: dict[str, Variant] = {variant.name: variant for variant in CATALOGUE}
+# By what every way to write a name shares, so that no name can mean two variants.
+_REGISTRY: dict[str, Variant] = {key_of(variant.name): variant for variant in CATALOGUE}
 _REQUIRED = object()
 
 
@@ -47,9 +49,13 @@ def register(variant: Variant) -> Variant:
 
     Registering an equal variant again does nothing. Put the call into a module and name that module in
     GRPO_VARIANTS_MODULES=pkg.mod (comma-separated), so that every process finds it, Ray workers included.
-    Raises ValueError for a name that another variant has.
+    Raises ValueError for a name that another variant has, or that reads as one: `d_apo` reads as `dapo`.
     """
-    taken = _REGISTRY.setdefault(variant.name, variant)
+    taken = _REGISTRY.setdefault(key_of(variant.name), variant)
+    if taken.name != variant.name:
+        raise ValueError(
+            f"the name {variant.name!r} reads as {taken.name!r}, which is another variant; choose another name."
+        )
     if taken != variant:
         raise ValueError(f"the name {variant.name!r} is taken by another variant ({taken}); choose another name.")
     return variant
@@ -58,22 +64,38 @@ def register(variant: Variant) -> Variant:
 def names() -> tuple[str, ...]:
     """Names of every registered variant: the catalogue's first, then a user's own."""
     _load_modules()
-    return tuple(_REGISTRY)
+    return tuple(variant.name for variant in _REGISTRY.values())
+
+
+def find(name: str) -> Variant | None:
+    """The registered variant that a name means, however it is written (`GSPO`, `Dr. GRPO`, `gv_dapo`), or None."""
+    key = key_of(name)
+    if key not in _REGISTRY:
+        _load_modules()
+    return _REGISTRY.get(key)
 
 
 def registered(name: str, default: object = _REQUIRED) -> Variant:
-    """The registered variant of a name, without options; raises ValueError for an unknown name, lists the known."""
-    if name not in _REGISTRY:
-        _load_modules()
-    if name in _REGISTRY:
-        return _REGISTRY[name]
+    """The registered variant of a name, without options.
+
+    default: what to return where no variant has exactly this name; without it the name may be written in any way.
+    Raises ValueError for an unknown name, with the nearest known ones.
+    """
+    found = find(name)
     if isinstance(default, Variant):
-        return default
+        return found if found is not None and found.name == name else default
+    if found is not None:
+        return found
     if "=" in name:
         raise ValueError(
             f"{name!r} is no variant's name; write name,key=value,key=value, as in 'dapo,surrogate.high=0.3'."
         )
-    raise ValueError(f"unknown variant {name!r}; known: {', '.join(_REGISTRY)}.{did_you_mean(name, _REGISTRY)}")
+    raise ValueError(f"unknown variant {name!r}.{did_you_mean(without_prefix(name), names())} {all_names()}")
+
+
+def all_names() -> str:
+    """The sentence that ends an error about an unknown name, in place of a long list."""
+    return f"`grpo-variants list` and gv.names() have all {len(_REGISTRY)}."
 
 
 def _load_modules() -> None:

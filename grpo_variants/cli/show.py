@@ -12,7 +12,7 @@ from rich.table import Table
 
 from grpo_variants.card import value_origins
 from grpo_variants.catalogue import names, registered
-from grpo_variants.checks import check_choice, did_you_mean
+from grpo_variants.checks import check_choice, unknown
 from grpo_variants.options import full_keys, get, read_options, resolved_values
 from grpo_variants.variant import AXES, UNCONFIRMED, Variant
 
@@ -49,7 +49,7 @@ def _filters(words: list[str]) -> dict[str, str]:
     for flag, choice in zip(pieces[::2], pieces[1::2], strict=True):
         axis = flag.removeprefix("--")
         if axis not in AXES:
-            raise ValueError(f"{flag} is no axis; axes: {', '.join(AXES)}.{did_you_mean(axis, AXES)}")
+            raise ValueError(unknown(f"{flag} is no axis", axis, AXES, "axes"))
         check_choice(flag, choice, AXES[axis].choices)
         wanted[axis] = choice
     return wanted
@@ -64,7 +64,7 @@ def show(
     spec: Annotated[str, typer.Argument(help="A variant, or a spec string such as 'dapo,kl=k3,kl.beta=0.01'.")],
 ) -> None:
     """Show a variant: formula, values and where they come from, what differs from grpo and dapo, references, hosts."""
-    variant = get(spec.removeprefix("gv_"))
+    variant = get(spec)
     values = resolved_values(variant)
     given = dict.fromkeys(full_keys(variant, read_options(spec.partition(",")[2])), "spec string")
     origins = value_origins(variant, given)

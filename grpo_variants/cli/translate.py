@@ -14,6 +14,7 @@ from grpo_variants.aggregation import Constant, PromptMean, TokenMean
 from grpo_variants.baseline import Greedy
 from grpo_variants.checks import check_choice
 from grpo_variants.credit import Outcome, Process
+from grpo_variants.names import PREFIX
 from grpo_variants.options import get
 from grpo_variants.scale import NoScale
 from grpo_variants.trl_limits import trl_refusals
@@ -29,7 +30,7 @@ def translate(
 ) -> None:
     """Print the settings of a trainer that run a variant: overrides for verl, YAML for TRL."""
     check_choice("--to", to, HOSTS)
-    variant = get(spec.removeprefix(words.PREFIX))
+    variant = get(spec)
     printed = verl_lines(variant) if to == "verl" else trl_lines(variant)
     typer.echo("\n".join(printed))
 
@@ -53,7 +54,7 @@ def trl_lines(variant: Variant) -> Iterator[str]:
         raise ValueError(f"{variant.name}: {' '.join(refusals)}")
     if isinstance(variant.baseline, Greedy):
         yield "# draws one more response a prompt, greedily"
-    yield f'loss_type: "{words.PREFIX}{variant}"'
+    yield f'loss_type: "{PREFIX}{variant}"'
     if isinstance(variant.aggregation, Constant) and variant.aggregation.length is None:
         yield "# the constant of the aggregation is max_completion_length"
 
@@ -85,7 +86,7 @@ def run_settings(variant: Variant) -> words.Settings:
 
 def _end_settings(variant: Variant, pair: bool) -> words.Settings:
     """Names and options of the estimator and of the policy loss."""
-    word = words.PREFIX + variant.name
+    word = PREFIX + variant.name
     advantage = words.options_of(variant, words.axes_of("advantage"))
     objective = words.options_of(variant, words.axes_of("objective"))
     if pair:

@@ -85,8 +85,11 @@ def test_list_says_when_nothing_has_a_choice(run):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--ration", "sequence"], "error: --ration is no axis; axes: selection, transform, baseline"),
-        (["--ratio", "sequences"], "error: --ratio='sequences' is unknown; allowed: none, token, sequence"),
+        (["--ration", "sequence"], "error: --ration is no axis. Did you mean 'ratio'? Axes: selection, transform,"),
+        (
+            ["--ratio", "sequences"],
+            "error: --ratio='sequences' is unknown. Did you mean 'sequence'? Allowed: none, token, sequence",
+        ),
         (["--ratio"], "error: '--ratio' is not --AXIS CHOICE, as in --ratio sequence"),
         (["sequence", "ratio"], "error: 'sequence ratio' is not --AXIS CHOICE"),
     ],
@@ -167,9 +170,12 @@ def test_without_arguments_the_command_explains_itself(run):
 
 
 ERRORS = [
-    (("show", "nope"), "error: unknown variant 'nope'; known: reinforce, rloo,"),
+    (("show", "nope"), "error: unknown variant 'nope'. `grpo-variants list` and gv.names() have all "),
     (("show", "dapoo"), "Did you mean 'dapo'?"),
-    (("show", "dapo,surrogate.hi=1"), "error: dapo: surrogate=clip has no field 'hi'; its fields: low, high, dual."),
+    (
+        ("show", "dapo,surrogate.hi=1"),
+        "error: dapo: surrogate=clip has no field 'hi'. Did you mean 'high'? Its fields: low, high, dual.",
+    ),
     (("show", "dapo,kl=k3"), "error: kl=k3 on 'dapo' needs kl.beta, which has no default"),
     (("translate", "nope", "--to", "trl"), "error: unknown variant 'nope'"),
     (("translate", "dapo", "--to", "jax"), "error: --to='jax'"),

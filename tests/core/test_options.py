@@ -221,21 +221,20 @@ def test_a_penalty_in_the_reward_is_not_weighted_by_the_ratio():
 
 
 REFUSALS = {
-    "grpoo": ["unknown variant 'grpoo'; known: reinforce, rloo, grpo", "Did you mean 'grpo'?"],
-    "": ["unknown variant ''; known: "],
+    "grpoo": ["unknown variant 'grpoo'. Did you mean 'grpo'? `grpo-variants list`"],
+    "": ["unknown variant ''. `grpo-variants list` and gv.names() have all "],
     "dapo surrogate.high=0.3": [
         "'dapo surrogate.high=0.3' is no variant's name; write name,key=value,key=value, as in"
     ],
     "dapo;surrogate.high=0.3": ["'dapo;surrogate.high=0.3' is no variant's name"],
-    "DAPO": ["unknown variant 'DAPO'; known: ", "Did you mean 'dapo'?"],
-    "dpao": ["unknown variant 'dpao'; known: ", "Did you mean 'dapo' or 'gdpo' or 'dcpo'?"],
+    "dpao": ["unknown variant 'dpao'. Did you mean 'dapo' or 'gdpo' or 'dcpo'?"],
     # Axes and choices
-    "grpo,surogate=clip": ["grpo: unknown axis 'surogate'; axes: selection, transform,", "Did you mean 'surrogate'?"],
+    "grpo,surogate=clip": ["grpo: unknown axis 'surogate'. Did you mean 'surrogate'? Axes: selection, transform,"],
     "grpo,surogate.high=1": ["grpo: unknown axis 'surogate'"],
-    "dapo,beta=0.1": ["dapo: unknown axis 'beta'; axes: ", "overlong, conventions. 'beta' is a field: write kl.beta."],
-    "dapo,low=0.1": ["dapo: unknown axis 'low'; axes: ", "'low' is a field: write surrogate.low or correction.low."],
-    "grpo,kl=K3,kl.beta=0.1": ["grpo: kl='K3' is unknown", "Did you mean 'k3'?"],
-    "grpo,surrogate=clop": ["grpo: surrogate='clop' is unknown; choices of surrogate: ", "Did you mean 'clip'?"],
+    "dapo,beta=0.1": ["dapo: unknown axis 'beta'. 'beta' is a field: write kl.beta."],
+    "dapo,low=0.1": ["dapo: unknown axis 'low'. 'low' is a field: write surrogate.low or correction.low."],
+    "grpo,kl=K3,kl.beta=0.1": ["grpo: kl='K3' is unknown. Did you mean 'k3'? Choices of kl: none, k1,"],
+    "grpo,surrogate=clop": ["grpo: surrogate='clop' is unknown. Did you mean 'clip'? Choices of surrogate: reinforce,"],
     "grpo,kl=k1+k2": ["grpo: kl='k1+k2' is unknown; choices of kl: none, k1, k2, k3, abs."],
     "grpo,singleton=drop": ["grpo: singleton='drop' is unknown; choices of singleton: zero, raw."],
     "remax,singleton=raw": ["remax: singleton=raw has no effect with baseline=greedy, scale=none"],
@@ -243,7 +242,9 @@ REFUSALS = {
     "grpo,correction=none+token_truncate": ["grpo: ", "joins a part with itself or with none"],
     "grpo,correction=token_truncate+typo": ["grpo: correction='token_truncate+typo' is unknown"],
     # Fields that are not there
-    "grpo,surrogate.hihg=0.3": ["grpo: surrogate=clip has no field 'hihg'; its fields: ", "Did you mean 'high'?"],
+    "grpo,surrogate.hihg=0.3": [
+        "grpo: surrogate=clip has no field 'hihg'. Did you mean 'high'? Its fields: low, high, dual."
+    ],
     "rloo,surrogate.high=0.3": [
         "rloo: surrogate=reinforce has no field 'high'; its fields: none.",
         "'high' belongs to surrogate=clip",
@@ -259,7 +260,7 @@ REFUSALS = {
     "grpo,surrogate.low=none": ["grpo: surrogate.low='none' is not a number."],
     "grpo,scale.ddof=1.5": ["grpo: scale.ddof='1.5' is not a whole number."],
     "grpo,scale.ddof=2": ["grpo: scale.ddof=2 is unknown; allowed: 0, 1."],
-    "grpo,scale.eps_in=sd": ["grpo: scale.eps_in='sd' is unknown; allowed: std, var."],
+    "grpo,scale.eps_in=sd": ["grpo: scale.eps_in='sd' is unknown. Did you mean 'std'? Allowed: std, var."],
     "grpo,surrogate.low=-0.1": ["grpo: surrogate.low=-0.1 is out of range; allowed: a finite number of at least 0."],
     "grpo,surrogate.dual=1": ["grpo: surrogate.dual=1.0 is out of range; allowed: a finite number above 1, or none."],
     "grpo,surrogate.low=nan": ["grpo: surrogate.low=nan is out of range"],

@@ -34,7 +34,10 @@ def test_where_steps_lie(text, at, steps):
 
 
 def test_an_unknown_separator_is_named():
-    with pytest.raises(ValueError, match=r"at='line' is unknown; known: lines, paragraphs.*Did you mean 'lines'"):
+    with pytest.raises(
+        ValueError,
+        match=r"at='line' is unknown. Did you mean 'lines'\? Allowed: lines, paragraphs, headings, re.compile",
+    ):
         step_spans("", "line")
     with pytest.raises(ValueError, match="at='line' is unknown"):
         step_rewards("line")

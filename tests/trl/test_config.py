@@ -324,14 +324,16 @@ def test_trls_other_checks_still_run_for_a_variant_without_group():
 
 
 UNKNOWN = {
-    "dapo,surrogate.high=0.3": "loss_type='dapo,surrogate.high=0.3' is unknown; allowed: gv_ and a variant's name or",
-    "gspo": "or TRL's own bnpo, cispo, dapo, dr_grpo, grpo, luspo, sapo, vespo. Did you mean 'gv_gspo'?",
+    "dapo,surrogate.high=0.3": "Did you mean 'gv_dapo,surrogate.high=0.3'? Allowed: gv_ and a variant's name or spec",
+    "gspo": "loss_type='gspo' is unknown. Did you mean 'gv_gspo'? Allowed: gv_ and a variant's name or spec string",
+    "Dr. GRPO": "loss_type='Dr. GRPO' is unknown. Did you mean 'gv_dr_grpo' or TRL's own 'dr_grpo'? Allowed: gv_ and",
+    "GSPO,kl=none": "loss_type='GSPO,kl=none' is unknown. Did you mean 'gv_gspo,kl=none'? Allowed: gv_ and a variant's",
     "dr_grpoo": "Did you mean 'dr_grpo'?",
-    "gv_nope": "unknown variant 'nope'; known: reinforce, rloo, grpo",
+    "gv_nope": "unknown variant 'gv_nope'. `grpo-variants list` and gv.names() have all",
     "gv_dap": "Did you mean 'dapo'?",
-    "gv_": "unknown variant ''; known:",
+    "gv_": "unknown variant 'gv_'. `grpo-variants list` and gv.names() have all",
     "gv_dapo,clip=0.3": "dapo: unknown axis 'clip'; axes: selection, transform, baseline, scale,",
-    "gv_dapo,surrogate.hi=0.3": "surrogate=clip has no field 'hi'; its fields: low, high, dual. Did you mean 'high'?",
+    "gv_dapo,surrogate.hi=0.3": "surrogate=clip has no field 'hi'. Did you mean 'high'? Its fields: low, high, dual.",
     "gv_dapo,scale=std": "dapo: scale='std' is unknown; choices of scale: none, group_std, batch_std,",
     "gv_dapo,surrogate.high=wide": "dapo: surrogate.high='wide' is not a number.",
     "gv_dapo,surrogate.high": "'surrogate.high' is not axis=choice or axis.field=value",
@@ -344,6 +346,20 @@ UNKNOWN = {
 def test_a_wrong_spec_fails_when_the_config_is_made(loss_type):
     with pytest.raises(ValueError, match=re.escape(UNKNOWN[loss_type])):
         config(loss_type)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "spec"),
+    [
+        ("gv_GSPO", "gspo"),
+        ("gv_Dr. GRPO,scale=group_std", "dr_grpo,scale=group_std"),
+        ("GV-reinforce++,kl.beta=0.1", "reinforce_pp,kl.beta=0.1"),
+    ],
+)
+def test_a_variants_name_may_be_written_as_people_write_it(loss_type, spec):
+    assert str(config(loss_type).choice.variant) == spec
+    plain = GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, loss_type=loss_type, beta=0.1)
+    assert plain.loss_type == loss_type
 
 
 def test_the_help_of_the_loss_type_says_what_a_variant_is():

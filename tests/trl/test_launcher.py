@@ -105,7 +105,7 @@ def test_yaml_reaches_the_variant(project, here):
 
 WRONG = {
     "gv_dapo,surrogate.hi=0.3": (
-        "error: dapo: surrogate=clip has no field 'hi'; its fields: low, high, dual. Did you mean 'high'?"
+        "error: dapo: surrogate=clip has no field 'hi'. Did you mean 'high'? Its fields: low, high, dual."
     ),
     "gv_dapo,tokens=top_entropy,tokens.denominator=kept": (
         "error: loss_type='gv_dapo,tokens=top_entropy,tokens.denominator=kept' cannot be honoured by TRL: "

@@ -190,7 +190,7 @@ def test_a_buffer_may_be_the_whole_length(tmp_path):
 
 
 def test_a_filter_metric_is_one_of_the_reward_functions(tmp_path):
-    text = "filter.metric='length' is no reward function; allowed: exact, ones, or none."
+    text = "filter.metric='length' is no reward function; allowed: exact, ones, none."
     with pytest.raises(ValueError, match=re.escape(text)):
         make(tmp_path, "gv_dapo,filter.metric=length")
     assert make(tmp_path, "gv_dapo,filter.metric=ones").variant.filter.metric == "ones"

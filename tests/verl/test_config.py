@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from grpo_variants_verl import remove_checks, watch_config
+from grpo_variants_verl import VariantPolicyLossConfig, remove_checks, watch_config
 from grpo_variants_verl.launch import CALLBACK, DRIVER_VARIABLE
 from grpo_variants_verl.settings import estimator_choice, loss_choice
 from omegaconf import OmegaConf
@@ -45,6 +45,15 @@ def test_one_flag_is_enough_for_a_loss():
     assert (variant.surrogate.low, variant.surrogate.high) == (3e-4, 4e-4)
 
 
+def test_names_are_written_as_verl_has_them_registered():
+    """verl looks them up letter by letter."""
+    config = validated(f"{ESTIMATOR}='gv_Dr. GRPO'", f"{LOSS}=GV-GSPO")
+    assert config.algorithm.adv_estimator == "gv_dr_grpo"
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "gv_gspo"
+    policy_loss = VariantPolicyLossConfig(loss_mode="gv_Dr-GRPO", options="surrogate.high=0.3")
+    assert policy_loss.loss_mode == "gv_dr_grpo"
+
+
 def test_options_reach_each_end():
     config = validated(
         f"{ESTIMATOR}=gv_grpo",
@@ -70,6 +79,10 @@ REFUSED = {
     "an estimator without gv_": (
         [f"{ESTIMATOR}=dr_grpo"],
         "adv_estimator='dr_grpo' is none of verl's own; write algorithm.adv_estimator=gv_dr_grpo",
+    ),
+    "an estimator without gv_ as its paper writes it": (
+        [f"{ESTIMATOR}='Dr. GRPO'"],
+        "adv_estimator='Dr. GRPO' is none of verl's own; write algorithm.adv_estimator=gv_dr_grpo",
     ),
     "a loss without gv_": (
         [f"{LOSS}=dapo"],
@@ -106,7 +119,7 @@ REFUSED = {
     ),
     "unknown setting": (
         [f"{ESTIMATOR}=gv_grpo", '+algorithm.grpo_variants.option="scale=none"'],
-        r"algorithm.grpo_variants.option is unknown; known: options, .*Did you mean 'options'",
+        r"algorithm.grpo_variants.option is unknown. Did you mean 'options'\? Allowed: options, step_rewards",
     ),
     "a section given as text": (
         [f"{ESTIMATOR}=gv_grpo", '+algorithm.grpo_variants="scale=none"'],
