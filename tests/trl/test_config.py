@@ -448,8 +448,8 @@ def test_a_plain_config_needs_the_variants_kl_coefficient(tmp_path):
 
 @pytest.mark.parametrize("cls", [GRPOConfig, VariantGRPOConfig])
 def test_an_unknown_loss_type_gets_its_hint_from_every_config(tmp_path, cls):
-    text = "loss_type='rloo' is unknown; allowed: gv_ and a variant's name or spec string, or TRL's own bnpo,"
-    with pytest.raises(ValueError, match=re.escape(text) + ".*Did you mean 'gv_rloo'"):
+    text = "loss_type='rloo' is unknown. Did you mean 'gv_rloo'? Allowed: gv_ and a variant's name or spec string"
+    with pytest.raises(ValueError, match=re.escape(text)):
         make(tmp_path, "rloo", config=cls)
 
 

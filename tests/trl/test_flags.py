@@ -258,7 +258,7 @@ REFUSALS = {
     "importance_sampling_level unknown": (
         "gv_grpo",
         {"importance_sampling_level": "sequence_token"},
-        "importance_sampling_level='sequence_token' is unknown; allowed: token, sequence.",
+        "importance_sampling_level='sequence_token' is unknown. Did you mean 'sequence'? Allowed: token, sequence.",
     ),
     "importance_sampling_level against the surrogate": (
         "gv_grpo,credit=reward_to_go",
