@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
 from grpo_variants import Counts, Tokens, Variant, policy_loss, row_weights
 from grpo_variants.fast.switch import OFF, VARIABLE, current
+from grpo_variants_trl.randomness import random_numbers
 from grpo_variants_trl.windows import KEEP, PROMPT_SIDE, Window, loss_mask
 
 _WEIGHT = "gv_weight"
@@ -85,15 +85,9 @@ def _against_packing(trainer: Any) -> Iterator[str]:
         yield "the experts' load-balancing loss is one of the whole micro-batch"
     if trainer._is_vlm:
         yield "images belong to their micro-batch"
-    if _draws_at_random(trainer.model):
-        yield "dropout is on, and its random numbers would fall on other tokens"
-
-
-def _draws_at_random(model: Any) -> bool:
-    """Whether a forward pass in training reads random numbers."""
-    config = model.config
-    functional = any(getattr(config, name, 0) for name in ("attention_dropout", "router_jitter_noise"))
-    return functional or any(isinstance(part, _DropoutNd) and part.p > 0 for part in model.modules())
+    drawn = random_numbers(trainer)
+    if drawn is not None:
+        yield drawn
 
 
 def _against_skipping(trainer: Any) -> Iterator[str]:

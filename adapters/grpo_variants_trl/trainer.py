@@ -98,10 +98,10 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._reference = MovingReference(self) if moves else None
         self._measured = WindowMetrics(self)
         self._refill = Refill(self) if refills(self.variant) else None
+        self._head = ChunkedHead(self)
         self._packing, self._packing_text = choose_packing(self, getattr(config, "skip_zero_gradient_rows", None))
         self._greedy = GreedyBaseline(self) if isinstance(self.variant.baseline, Greedy) else None
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
-        self._head = ChunkedHead(self)
         self.memory = Memory() if self.variant.remembers else None
         self.variant_card = make_card(self._choice, self.args, engine=self.rollout_func is None)
         self.add_callback(CardWriter(self.variant_card, self._packing_text))

@@ -6,9 +6,19 @@ from types import SimpleNamespace
 import pytest
 import tiny_model
 import torch
+from grpo_variants_trl import randomness
 from grpo_variants_trl.packing import _has_relative_positions, has_no_gradient_without_advantage
-from peft import LoraConfig
-from transformers import GPT2Config, GPT2LMHeadModel, set_seed
+from peft import LoHaConfig, LoraConfig
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    set_seed,
+)
 from trl.trainer.utils import split_tensor_dict
 from trl_runs import logged, make, weights
 
@@ -240,7 +250,7 @@ REFUSED = {
     "forking_tokens": (dict(), "forking_tokens has a statistic over the responses of a micro-batch"),
     "rloo": (
         dict(peft_config=LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1, exclude_modules=["lm_head"])),
-        "dropout is on, and its random numbers would fall on other tokens",
+        "lora_dropout=0.1 draws random numbers, which would fall on other tokens (set lora_dropout=0)",
     ),
     "gspo": (
         dict(model=tiny_model.mixture_of_experts(), peft_config=None),
@@ -260,6 +270,124 @@ def test_where_it_is_not_exact_it_is_off_and_asking_for_it_is_refused(tmp_path, 
     trainer.train()
     assert "all responses are scored" in capsys.readouterr().out
     assert trainer._packing is None or not trainer._packing.skip
+
+
+def small(config, model, **more):
+    """A model of another architecture at test size."""
+    set_seed(0)
+    sizes = dict(vocab_size=3, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=40)
+    ends = dict(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    return model(config(**{**sizes, **ends, **more}))
+
+
+def opt(**more):
+    return small(OPTConfig, OPTForCausalLM, ffn_dim=64, word_embed_proj_dim=32, **more)
+
+
+def bloom(**more):
+    return small(BloomConfig, BloomForCausalLM, **more)
+
+
+def gpt2_with_dropout(**more):
+    size = dict(n_positions=40, n_embd=32, n_layer=1, n_head=2)
+    return small(GPT2Config, GPT2LMHeadModel, **size, **more)
+
+
+class Noise(torch.nn.Embedding):
+    """Dropout that no setting tells of, and no module of PyTorch's."""
+
+    def forward(self, ids):
+        return torch.nn.functional.dropout(super().forward(ids), 0.1, self.training)
+
+
+class Noisy(LlamaForCausalLM):
+    """A model of a user's own code."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.embed_tokens = Noise(config.vocab_size, config.hidden_size)
+
+
+def noisy():
+    set_seed(0)
+    return Noisy(tiny_model.model().config)
+
+
+NO_DROPOUT = dict(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0)
+RANDOM = {
+    "a function of the code": (
+        lambda: (opt(), {}),
+        "dropout=0.1 draws random numbers, which would fall on other tokens (set dropout=0 in the model's config)",
+    ),
+    "hidden layers": (lambda: (bloom(hidden_dropout=0.1), {}), "hidden_dropout=0.1 draws random numbers"),
+    "layers that are left out": (lambda: (opt(layerdrop=0.5, **NO_DROPOUT), {}), "layerdrop=0.5 draws random numbers"),
+    "modules": (lambda: (gpt2_with_dropout(), {}), "pdrop=0.1 draws random numbers, which would fall on other tokens"),
+    "an adapter's own": (
+        lambda: (
+            tiny_model.model(),
+            {"peft_config": LoHaConfig(r=4, target_modules=["q_proj"], module_dropout=0.5, task_type="CAUSAL_LM")},
+        ),
+        "module_dropout=0.5 draws random numbers, which would fall on other tokens (set module_dropout=0)",
+    ),
+    "noise on embeddings": (
+        lambda: (tiny_model.model(), {"neftune_noise_alpha": 5.0}),
+        "neftune_noise_alpha=5.0 draws random numbers, which would fall on other tokens (leave it unset)",
+    ),
+    "nothing that has a name": (lambda: (noisy(), {}), "two forward passes over one row differ, so the model draws"),
+    "what switching modules off does not reach": (
+        lambda: (opt(), {"disable_dropout": True}),
+        "two forward passes over one row differ, so the model draws",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RANDOM)
+def test_random_numbers_of_any_origin_are_seen_at_the_start(tmp_path, case):
+    build, reason = RANDOM[case]
+    model, flags = build()
+    flags = {"peft_config": None, **flags}
+    trainer = make(tmp_path, "gv_dr_grpo", model=model, **flags)
+    assert trainer._packing is None
+    assert reason in trainer._packing_text
+    model, _ = build()
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        make(tmp_path, "gv_dr_grpo", model=model, skip_zero_gradient_rows=True, **flags)
+
+
+NOT_RANDOM = {
+    "rates of 0": lambda: (opt(**NO_DROPOUT), {}),
+    "modules that are switched off": lambda: (gpt2_with_dropout(), {"disable_dropout": True}),
+    "a rate of another head": lambda: (
+        gpt2_with_dropout(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, summary_first_dropout=0.1),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_RANDOM)
+def test_what_draws_nothing_is_packed(tmp_path, case):
+    model, flags = NOT_RANDOM[case]()
+    assert make(tmp_path, "gv_dr_grpo", model=model, peft_config=None, **flags)._packing.skip
+
+
+def test_looking_for_random_numbers_leaves_the_runs_alone(tmp_path, monkeypatch):
+    """The same responses follow, and the model is in the mode that it was in."""
+    states = []
+    for look in (True, False):
+        if not look:
+            monkeypatch.setattr(randomness, "_repeats", lambda trainer: True)
+        trainer = make(tmp_path, "gv_dr_grpo")
+        states.append((trainer.model.training, torch.random.get_rng_state()))
+    assert states[0][0] == states[1][0]
+    assert torch.equal(states[0][1], states[1][1])
+
+
+def test_a_sharded_model_of_unknown_code_is_not_packed():
+    """It cannot run before it is prepared: what it draws is not known."""
+    plain = dict(neftune_noise_alpha=None, is_fsdp_enabled=True, is_deepspeed_enabled=False)
+    args = SimpleNamespace(disable_dropout=False)
+    assert randomness.random_numbers(SimpleNamespace(model=noisy(), args=args, **plain)).startswith("a sharded model")
+    assert randomness.random_numbers(SimpleNamespace(model=tiny_model.model(), args=args, **plain)) is None
 
 
 def test_what_is_done_is_printed_at_the_start(tmp_path, capsys):
