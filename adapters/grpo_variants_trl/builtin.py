@@ -7,9 +7,10 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from grpo_variants.names import PREFIX
 from grpo_variants.options import get, resolved_values
 from grpo_variants.variant import Variant
-from grpo_variants_trl.flags import PREFIX, choose
+from grpo_variants_trl.flags import choose
 
 # How GRPOTrainer computes each loss type, as a change of grpo; its flags tune it further.
 _COMPUTED: Mapping[str, str] = {

@@ -16,6 +16,7 @@ from verl.utils import tracking
 
 from grpo_variants import verl_words as words
 from grpo_variants.health import HealthCheck, Observation
+from grpo_variants.names import PREFIX
 from grpo_variants_verl.run import Run, concerns, read_run
 from grpo_variants_verl.settings import node_of
 from grpo_variants_verl.workers import LOG
@@ -27,10 +28,10 @@ _COUNTERS = "gv/health/"
 _CUT = (
     "rollout_corr/rollout_is_ratio_fraction_high",
     "rollout_corr/rollout_rs_masked_fraction",
-    f"actor/{words.PREFIX}correction/zero",
-    f"actor/{words.PREFIX}correction/truncated",
+    f"actor/{PREFIX}correction/zero",
+    f"actor/{PREFIX}correction/truncated",
 )
-_CLIPPED = (f"actor/{words.PREFIX}clip/region", "actor/pg_clipfrac")
+_CLIPPED = (f"actor/{PREFIX}clip/region", "actor/pg_clipfrac")
 _OUTPUT = ("prompts", "responses", "response_mask")
 
 
@@ -65,7 +66,7 @@ class Watch:
             loss_tokens=0.0 if empty else None,
             gradient_norm=value("actor/grad_norm"),
             clipped=value(*_CLIPPED),
-            ratio=value(f"actor/{words.PREFIX}ratio/mean"),
+            ratio=value(f"actor/{PREFIX}ratio/mean"),
             on_policy=self._on_policy,
             cut_weights=max(cuts, default=None),
             added_kl=self._added_kl,
