@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -51,11 +52,20 @@ class Memory:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave, in place of what is remembered; a list as a key (from JSON) is a tuple."""
-        self._tables = {
-            name: {_key(key): tuple(row) for key, row in zip(table["keys"], table["rows"], strict=True)}
-            for name, table in state.items()
-        }
+        """Take up what `state_dict` gave, in place of what is remembered; a list as a key (from JSON) is a tuple.
+
+        Raises ValueError for anything else, and then still remembers what it did.
+        """
+        try:
+            self._tables = {
+                name: {_key(key): tuple(map(float, row)) for key, row in zip(table["keys"], table["rows"], strict=True)}
+                for name, table in state.items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                'a memory is {table: {"keys": [...], "rows": [[...], ...]}} with a row of numbers for each key, as '
+                f"state_dict() gives it; got {reprlib.repr(state)}"
+            ) from error
 
 
 def _key(key: Any) -> Hashable:

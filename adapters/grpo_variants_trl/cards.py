@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
@@ -85,7 +84,7 @@ def _filter_note(rule: ZeroVariance) -> str:
 
 
 class CardWriter(TrainerCallback):
-    """Print the card when training starts, and write it beside the output and every checkpoint."""
+    """Print the card when training starts, and write it beside the output."""
 
     def __init__(self, card: Card, *lines: str) -> None:
         """Keep the card to write, and lines to print below it."""
@@ -97,8 +96,3 @@ class CardWriter(TrainerCallback):
         if state.is_world_process_zero:
             print(self.card.text(), *(f"  {line}" for line in self.lines), sep="\n", flush=True)
             self.card.write(args.output_dir)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put the card into the checkpoint that was just written."""
-        if state.is_world_process_zero:
-            self.card.write(Path(args.output_dir) / f"checkpoint-{state.global_step}")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 from trl import GRPOConfig
 
+from grpo_variants.files import FileError, replacing
 from grpo_variants.variant import Variant
 
 REFERENCE_FILE = "grpo_variants_reference.pt"
@@ -103,18 +105,35 @@ class MovingReference:
         """Write the parameters that the host does not keep."""
         if self.trainer.ref_model is not None and self.resets:
             model = self.trainer.accelerator.unwrap_model(self.trainer.ref_model)
-            torch.save(model.state_dict(), folder / REFERENCE_FILE)
+            with replacing(folder / REFERENCE_FILE) as handle:
+                _save(model.state_dict(), handle)
 
-    def load(self, folder: Path, state: dict[str, int]) -> None:
-        """Go on from a checkpoint; raises ValueError where its reference is missing."""
-        self.step, self.resets = state.get("step", 0), state.get("resets", 0)
+    def load(self, folder: Path) -> None:
+        """Take the reference of a checkpoint, if it had moved; raises FileError where it is missing or damaged."""
         if self.trainer.ref_model is None or not self.resets:
             return
         path = folder / REFERENCE_FILE
+        remedy = "resume from another checkpoint, or start a new run from its weights"
         if not path.exists():
-            raise ValueError(f"{folder} has no {REFERENCE_FILE}, and the reference has moved {self.resets} times.")
-        kept = torch.load(path, map_location="cpu", weights_only=True)
-        self.trainer.accelerator.unwrap_model(self.trainer.ref_model).load_state_dict(kept)
+            raise FileError(
+                f"{folder} has no {REFERENCE_FILE}, and the reference has moved {self.resets} times: {remedy}."
+            )
+        try:
+            kept = torch.load(path, map_location="cpu", weights_only=True)
+            self.trainer.accelerator.unwrap_model(self.trainer.ref_model).load_state_dict(kept)
+        except (OSError, EOFError, RuntimeError, TypeError, ValueError, UnpicklingError) as error:
+            raise FileError(f"{path} is damaged, or of another model ({_first_line(error)}): {remedy}.") from error
+
+
+def _save(weights: dict[str, Tensor], handle: IO[bytes]) -> None:
+    try:
+        torch.save(weights, handle)
+    except RuntimeError as error:  # what torch makes of a disk that is full
+        raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".:")
 
 
 def _refuse_shards(trainer: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from grpo_variants.credit import Process
 from grpo_variants.files import FileError
 from grpo_variants.filters import TopEntropy
 from grpo_variants_trl.cards import CardWriter, make_card
+from grpo_variants_trl.checkpoint import MicroBatchCounter, load_state, save_state
 from grpo_variants_trl.config import choice_of
 from grpo_variants_trl.endings import stop_tokens, stopping_at, turn_ends
 from grpo_variants_trl.entropy import EntropyBonus
@@ -47,6 +47,7 @@ from grpo_variants_trl.windows import (
     Window,
     approximate_window,
     loss_mask,
+    needs_whole_window,
     open_window,
 )
 
@@ -65,8 +66,6 @@ _MODEL_INPUTS = (
 )
 
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
-
-STATE_FILE = "grpo_variants_state.json"
 
 
 class VariantGRPOTrainer(GRPOTrainer):
@@ -105,6 +104,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self.memory = Memory() if self.variant.remembers else None
         self.variant_card = make_card(self._choice, self.args, engine=self.rollout_func is None)
         self.add_callback(CardWriter(self.variant_card, self._packing_text))
+        self.add_callback(MicroBatchCounter(self))
 
     @property
     def variant(self) -> Variant | None:
@@ -294,8 +294,25 @@ class VariantGRPOTrainer(GRPOTrainer):
                 if self._packing is not None:
                     pack(self._packing, self.variant, batches, self._window, self.accelerator)
             else:
+                self._refuse_silent_approximation(size)
                 self._window = approximate_window(inputs, self.accelerator, size / steps, limit, size)
         return self._window
+
+    def _refuse_silent_approximation(self, size: int) -> None:
+        """Raise RuntimeError where an optimizer step that spans two generations would be counted by TRL's rule unasked.
+
+        Schedules of which this is known are refused when the trainer is made.
+        """
+        asked = getattr(self.args, "approximate_windows", False) and not self.variant.aggregation.of_group
+        if asked or not needs_whole_window(self.variant):
+            return
+        every = self.args.steps_per_generation * self.num_iterations
+        raise RuntimeError(
+            f"optimizer step {self.state.global_step + 1} begins with micro-batch {self._step} and has {size} of them, "
+            f"so it spans two generations of {every}, and the lengths that {self.variant.name}'s weights need are not "
+            "known yet. Begin each optimizer step at a multiple of gradient_accumulation_steps, which the trainer does "
+            "by itself: something has changed its schedule or its counter of micro-batches."
+        )
 
     def _is_whole(self, size: int) -> bool:
         """Whether the window's micro-batches are all in the buffer."""
@@ -325,40 +342,15 @@ class VariantGRPOTrainer(GRPOTrainer):
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
         if self.variant is not None and self.args.should_save:
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            (folder / STATE_FILE).write_text(json.dumps(self._kept_state()) + "\n")
-            if self._reference is not None:
-                self._reference.save(folder)
-
-    def _kept_state(self) -> dict[str, Any]:
-        """What a resumed run needs beyond TRL's own checkpoint."""
-        kept: dict[str, Any] = {"step": self._step}
-        if self.memory is not None:
-            kept["memory"] = self.memory.state_dict()
-        if self._refill is not None:
-            kept["prompts_drawn"] = self._refill.stream.drawn
-        if self._reference is not None:
-            kept["reference"] = self._reference.state()
-        return kept
+            save_state(self, Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if self.variant is None or checkpoint is None:
-            return
-        self._report_other_card(checkpoint)
-        path = Path(checkpoint) / STATE_FILE
-        if path.exists():
-            # TRL starts its micro-batch counter anew, out of step with the sampler that it fast-forwards.
-            kept = json.loads(path.read_text())
-            self._step = kept["step"]
-            if self.memory is not None:
-                self.memory.load_state_dict(kept.get("memory", {}))
-            if self._refill is not None:
-                self._refill.stream.seek(kept.get("prompts_drawn", 0))
-            if self._reference is not None:
-                self._reference.load(path.parent, kept.get("reference", {}))
+        if self.variant is not None and checkpoint is not None:
+            self._report_other_card(checkpoint)
+            load_state(self, Path(checkpoint))
 
     def _report_other_card(self, checkpoint: str) -> None:
         """Say what differs from the checkpoint's objective; a damaged card, which is only compared, stops nothing."""

@@ -1,6 +1,7 @@
 """Iterative GRPO's reference: it becomes the policy every N steps, stays put in between, and survives a resume."""
 
 import math
+import os
 import re
 
 import grpo_variants_trl as gvt
@@ -10,6 +11,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 from trl_runs import logged, lora, make
+
+from grpo_variants.files import FileError
 
 SPEC = "gv_grpo,kl.beta=0.1"
 
@@ -167,6 +170,43 @@ def test_a_checkpoint_without_its_reference_is_refused(tmp_path, saved):
     again, _ = run(tmp_path, saved, "full", **flags)
     with pytest.raises(ValueError, match=r"has no grpo_variants_reference.pt, and the reference has moved 1 times"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:500]), "PytorchStreamReader failed"),
+        (lambda path: path.write_bytes(b""), "EOFError"),
+        (lambda path: torch.save([1], path), "Expected state_dict to be dict-like"),
+        (lambda path: torch.save({}, path), "Error(s) in loading state_dict for LlamaForCausalLM"),
+    ],
+)
+def test_a_damaged_reference_is_refused_by_name(tmp_path, saved, change, fault):
+    flags = {"save_strategy": "steps", "save_steps": 3, "max_steps": 4}
+    run(tmp_path, saved, "full", **flags)[0].train()
+    path = tmp_path / "checkpoint-3" / "grpo_variants_reference.pt"
+    change(path)
+    again, _ = run(tmp_path, saved, "full", **flags)
+    with pytest.raises(FileError) as caught:
+        again.train(resume_from_checkpoint=str(path.parent))
+    assert str(caught.value).startswith(f"{path} is damaged, or of another model ({fault}")
+    assert str(caught.value).endswith("): resume from another checkpoint, or start a new run from its weights.")
+
+
+def test_a_full_disk_while_the_reference_is_written_is_named(tmp_path, saved, monkeypatch):
+    save = torch.save
+
+    def on_a_full_disk(value, file):
+        with open("/dev/full", "wb") as full:
+            save(value, full if getattr(file, "name", "").endswith(".tmp") else file)
+
+    trainer, _ = run(tmp_path, saved, "full", save_strategy="steps", save_steps=3, max_steps=4)
+    monkeypatch.setattr(torch, "save", on_a_full_disk)
+    with pytest.raises(FileError) as caught:
+        trainer.train()
+    path = tmp_path / "checkpoint-3" / "grpo_variants_reference.pt"
+    assert str(caught.value).startswith(f"{path} cannot be written (No space left on device): ")
+    assert os.listdir(path.parent) == []
 
 
 def test_the_card_says_it(tmp_path, saved):

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import tiny_model
 import torch
+from grpo_variants_trl.checkpoint import STATE_FILE
 from grpo_variants_trl.rollout import prompt_keys
-from grpo_variants_trl.trainer import STATE_FILE
 from parity import words
 from torch.testing import assert_close
 from trl import RLOOConfig, RLOOTrainer

@@ -7,9 +7,9 @@ import pytest
 import tiny_model
 import torch
 from datasets import Dataset, IterableDataset
+from grpo_variants_trl.checkpoint import STATE_FILE
 from grpo_variants_trl.prompts import PromptStream, task_text
 from grpo_variants_trl.refill import NoSignalError
-from grpo_variants_trl.trainer import STATE_FILE
 from trl_runs import logged, make, recorded
 
 G = 4

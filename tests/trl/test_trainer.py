@@ -11,11 +11,12 @@ import tiny_model
 import torch
 import trl
 from datasets import Dataset
-from grpo_variants_trl.trainer import STATE_FILE
+from grpo_variants_trl.checkpoint import STATE_FILE
 from trl import GRPOConfig, GRPOTrainer
 from trl_runs import logged, make, recorded, weights
 
 import grpo_variants as gv
+from grpo_variants.files import read_json
 
 # What the host cannot give: squared probabilities, and the engine's log-probabilities without an engine. Step rewards
 # have tests of their own (test_process.py).
@@ -299,7 +300,7 @@ def test_resume_continues_where_the_run_stopped(tmp_path):
     first = make(tmp_path, "gv_dr_grpo", max_steps=3, **flags)
     first.train()
     checkpoint = tmp_path / "checkpoint-3"
-    assert json.loads((checkpoint / STATE_FILE).read_text()) == {"step": 3}
+    assert read_json(checkpoint / STATE_FILE, "-") == {"optimizer_step": 3}
     second = make(tmp_path, "gv_dr_grpo", max_steps=5, **flags)
     seen = recorded(second)
     second.train(resume_from_checkpoint=str(checkpoint))

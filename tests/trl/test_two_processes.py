@@ -1,7 +1,9 @@
 """Two real processes over gloo have, together, the advantages, loss and gradient of one batch."""
 
 import pytest
+import torch
 from torchrun import ranks
+from trl_resume import prompts_of
 
 SPECS = [
     "grpo,kl=none",
@@ -68,3 +70,26 @@ def test_two_processes_share_the_rollout_rules(tmp_path):
             assert values["gradient"] < 1e-6, rule
             assert min(values["cut"]) > 0, rule
             assert values["masked"] == (values["cut"] if "mask" in rule else [0, 0]), rule
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_where_two_stopped(tmp_path):
+    """The next prompts, each step counted exactly, whatever the new split of the eight responses a step."""
+    spec = "gv_dapo,filter=none,overlong=keep"
+    whole, _, _ = prompts_of(tmp_path / "whole", spec, per_device_train_batch_size=8)
+    ranks("trl_resume_ranks.py", tmp_path, spec)
+    for name, batch, accumulation in (("one", 8, 1), ("two", 4, 2)):
+        going, trainer, windows = prompts_of(
+            tmp_path / name,
+            spec,
+            str(tmp_path / "checkpoint-3"),
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+        )
+        assert going == {step: whole[step] for step in (3, 4, 5)}
+        assert (trainer._step, [len(micro) for micro in windows]) == (6 * accumulation, [accumulation] * 3)
+        for micro in windows:
+            tokens = sum(int(m["inputs"]["completion_mask"].sum()) for m in micro)
+            for m in micro:
+                expected = -m["inputs"]["advantages"] / tokens
+                torch.testing.assert_close(m["logp"].grad[:, 0], expected, rtol=1e-4, atol=1e-7)
