@@ -12,7 +12,7 @@ from grpo_variants.baseline import Greedy
 from grpo_variants.checks import unknown
 from grpo_variants.credit import Rule
 from grpo_variants.fast.advantages import fast_advantages
-from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, Samples, read_rollouts
+from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, Samples, narrow, read_rollouts
 from grpo_variants.memory import Memory
 from grpo_variants.options import resolve
 from grpo_variants.variant import Variant
@@ -60,7 +60,7 @@ def advantages(
         samples = replace(samples, rewards=variant.transform(samples.rewards, samples))
         value = variant.credit(samples, Rule(variant.baseline, variant.scale, penalty))
         valid = samples.valid if value.dim() == 1 else samples.valid.unsqueeze(1)
-        return torch.where(valid, value, torch.zeros_like(value))
+        return narrow(torch.where(valid, value, torch.zeros_like(value)), samples.dtype)
 
 
 def _with_baseline(variant: Variant, samples: Samples) -> Tensor:

@@ -86,22 +86,28 @@ class Groups:
     def mean(self, value: Tensor, valid: Tensor, weight: Tensor | None = None) -> Tensor:
         """Mean (weighted, if asked) of each sample's group: [N] -> [N].
 
-        A group whose valid values are all equal has exactly that value as its mean: rounding in the sum
-        would leave a residue of one sign, which a small standard deviation then blows up.
+        Values are added up relative to the group's lowest, so that a large offset takes no digits, and a group whose
+        valid values are all equal has exactly that value as its mean: rounding in the sum would leave a residue of one
+        sign, which a small standard deviation then blows up.
         """
-        weighted = value if weight is None else value * weight
-        total = self.sum(weighted, valid)
-        size = self.size(valid).to(value.dtype) if weight is None else self.sum(weight, valid)
         low, high = self.low_and_high(value, valid)
-        # The divisor is 0 for a group with no valid sample or no weight; its mean is not used.
-        mean = total / torch.where(size == 0, torch.ones_like(size), size)
-        return torch.where(low == high, low, mean)[self.ids]
+        above = value - low[self.ids]
+        total = self.sum(above if weight is None else above * weight, valid)
+        size = self.size(valid).to(value.dtype) if weight is None else self.sum(weight, valid)
+        # The divisor is 0 for a group with no valid sample or no weight; the former's mean is not used.
+        mean = low + total / torch.where(size == 0, torch.ones_like(size), size)
+        return torch.where((size == 0) & (low != high), torch.zeros_like(low), mean)[self.ids]
 
     def std(self, value: Tensor, valid: Tensor, ddof: int) -> Tensor:
-        """Standard deviation of each sample's group: [N] -> [N]; exactly 0 for a constant group."""
-        deviation = value - self.mean(value, valid)
+        """Standard deviation of each sample's group: [N] -> [N]; exactly 0 for a constant group.
+
+        Squares are taken of shares of the largest deviation, so that they neither overflow nor vanish.
+        """
+        deviation = (value - self.mean(value, valid)).abs()
+        unit = self.low_and_high(deviation, valid)[1].clamp(min=0)
+        share = deviation / torch.where(unit == 0, torch.ones_like(unit), unit)[self.ids]
         freedom = (self.size(valid) - ddof).clamp(min=1).to(value.dtype)
-        return (self.sum(deviation.square(), valid) / freedom).sqrt()[self.ids]
+        return (unit * (self.sum(share.square(), valid) / freedom).sqrt())[self.ids]
 
     def ranks(self, value: Tensor, valid: Tensor) -> Tensor:
         """Place of each sample among its group's valid ones, from 0 for the smallest: [N] -> [N] integers.

@@ -34,7 +34,8 @@ class Rollouts:
         of the response.
     step_ends: [N, T] bool, True at the last token of each step, for process supervision.
     greedy_rewards: [N] or [N, K] reward of the policy's greedy response to the same prompt (ReMax); missing as rewards.
-    reward_weights: [K] weight of each reward function, finite (default: 1).
+    reward_weights: [K] weight of each reward function, finite (default: 1). A function of weight 0 does not make a
+        response count that no other function scored.
     old_logp, ref_logp: [N, T] log-probabilities when sampled and under the reference (KL in the reward).
     entropy, sum_pi_squared: [N, T] per-token statistics that some members of the wider family read.
     extras: anything else that a user's own rule reads.
@@ -60,9 +61,9 @@ class Rollouts:
 class Samples:
     """Rollouts after the border: tensors of one dtype on one device, missing rewards marked invalid.
 
-    Parts of the advantage rule read this. `rewards` is the weighted total [N], `components` [N, K] holds
-    each reward function with NaN where missing, `lengths` [N] and `greedy_rewards` [N] may be absent. `keys` [P] are
-    the ids that the groups were given.
+    Parts of the advantage rule read this, in float64 where the device has it; `dtype` is that of the result. `rewards`
+    is the weighted total [N], `components` [N, K] holds each reward function with NaN where missing, `lengths` [N] and
+    `greedy_rewards` [N] may be absent. `keys` [P] are the ids that the groups were given.
     """
 
     rewards: Tensor
@@ -77,6 +78,7 @@ class Samples:
     rollouts: Rollouts
     keys: tuple[Hashable, ...]
     state: Memory | None
+    dtype: torch.dtype
 
     def remembered(self) -> Memory:
         """The memory of a rule that has one; `keys` are its prompts, in the order of the dense group ids."""
@@ -106,7 +108,7 @@ _SUPPLIERS: Mapping[str, str] = {
 
 
 def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = None) -> Samples:
-    """Check shapes, cast to float32 (float64 stays), weigh and add reward functions, mark missing rewards."""
+    """Check shapes, weigh and add reward functions, mark missing rewards, cast to the precision that is computed in."""
     token_rewards, mask, incomplete = token_inputs(rollouts)
     components = _components(rollouts, token_rewards)
     count = components.shape[0]
@@ -116,7 +118,7 @@ def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = Non
     _check_length("groups", len(groups.ids), count)
     total = _total(components, rollouts.reward_weights)
     # A total beyond the numbers' range (weights may do that) is no reward either.
-    missing = components.isnan().all(1) | ~total.isfinite()
+    missing = _unscored(components, rollouts) | ~total.isfinite()
     if incomplete is not None:
         _check_length("token_rewards", len(incomplete), count)
         missing = missing | incomplete
@@ -124,20 +126,22 @@ def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = Non
     lengths = mask.sum(1) if rollouts.lengths is None and mask is not None else None
     if rollouts.lengths is not None:
         lengths = _vector("lengths", rollouts.lengths, count, components.device, torch.long, 0)
-    greedy = rollouts.greedy_rewards
+    greedy = None if rollouts.greedy_rewards is None else _greedy_total(rollouts, components)
+    # Responses that are equal stay equal: they are added in their own precision, and only then cast.
     return Samples(
-        rewards=select(~missing, total),
-        components=components,
+        rewards=wide(select(~missing, total)),
+        components=wide(components),
         groups=groups,
         valid=valid,
         mask=mask,
         lengths=lengths,
-        token_rewards=token_rewards,
-        greedy_rewards=None if greedy is None else _greedy_total(greedy, rollouts, components),
+        token_rewards=None if token_rewards is None else wide(token_rewards),
+        greedy_rewards=None if greedy is None else wide(greedy),
         singleton=singleton,
         rollouts=rollouts,
         keys=groups.keys,
         state=state,
+        dtype=components.dtype,
     )
 
 
@@ -147,6 +151,22 @@ def as_floating(value: Any, device: torch.device | None = None, *, name: str = "
         value = torch.tensor([_filled(row, name) for row in value])
     tensor: Tensor = torch.as_tensor(value, device=device)
     return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def wide(value: Tensor) -> Tensor:
+    """The precision for statistics: float64, or as it is on devices that need not have it.
+
+    A sum of 65536 numbers in float32 is off by up to a percent, and the square of 1e20 is beyond it.
+    """
+    return value.double() if value.device.type in ("cpu", "cuda", "meta") else value
+
+
+def narrow(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Back from `wide`; a number beyond the range of `dtype` is its largest."""
+    if value.dtype == dtype:
+        return value
+    largest = torch.finfo(dtype).max
+    return value.clamp(-largest, largest).to(dtype)
 
 
 def as_rewards(value: Any, device: torch.device | None = None, *, name: str = "rewards") -> Tensor:
@@ -221,6 +241,14 @@ def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
     return rewards if rewards.dim() == 2 else rewards.unsqueeze(1)
 
 
+def _unscored(components: Tensor, rollouts: Rollouts) -> Tensor:
+    """Responses [N] to which no function gave a reward; one of weight 0 is only logged, so its rewards score nobody."""
+    absent = components.isnan()
+    if rollouts.reward_weights is not None:
+        absent = absent | (read_weights(rollouts.reward_weights, components) == 0)
+    return absent.all(1)
+
+
 def _total(components: Tensor, weights: Tensor | Sequence[float] | None) -> Tensor:
     """Weighted sum over the reward functions that gave a value: [N, K] -> [N]."""
     if weights is not None:
@@ -242,8 +270,8 @@ def read_weights(weights: Tensor | Sequence[float], components: Tensor) -> Tenso
     return w
 
 
-def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor:
-    value = as_rewards(greedy, components.device, name="greedy_rewards")
+def _greedy_total(rollouts: Rollouts, components: Tensor) -> Tensor:
+    value = as_rewards(rollouts.greedy_rewards, components.device, name="greedy_rewards")
     value = value.unsqueeze(1) if value.dim() == 1 else value
     _check_length("greedy_rewards", value.shape[0], components.shape[0])
     if value.shape[1] == 1 and components.shape[1] > 1:  # a total was given, already weighted
@@ -253,7 +281,7 @@ def _greedy_total(greedy: Any, rollouts: Rollouts, components: Tensor) -> Tensor
             f"greedy_rewards has shape {tuple(value.shape)}; allowed: [N], or {list(components.shape)} as the rewards."
         )
     total = _total(value, rollouts.reward_weights)
-    return total.masked_fill(value.isnan().all(1) | ~total.isfinite(), float("nan"))
+    return total.masked_fill(_unscored(value, rollouts) | ~total.isfinite(), float("nan"))
 
 
 def token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

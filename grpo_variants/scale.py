@@ -12,7 +12,7 @@ from grpo_variants.baseline import kalman_gains
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.groups import whole
 from grpo_variants.inputs import Samples
-from grpo_variants.masked import low_and_high
+from grpo_variants.masked import low_and_high, select
 
 EpsIn = Literal["std", "var"]
 
@@ -118,12 +118,13 @@ class BatchStd:
 
     def _whiten(self, advantages: Tensor, samples: Samples) -> Tensor:
         weight = _token_weight(advantages, samples)
-        counted = weight > 0
-        low, high = low_and_high(advantages, counted)
-        total = weight.sum().clamp(min=1)
-        mean = torch.where(low == high, low, (advantages.nan_to_num() * weight).sum() / total)
-        deviation = torch.where(counted, advantages - mean, torch.zeros_like(advantages))
-        std = ((deviation.square() * weight).sum() / (total - self.ddof).clamp(min=1)).sqrt()
+        counted, total = weight > 0, weight.sum().clamp(min=1)
+        low, _ = low_and_high(advantages, counted)
+        above = select(counted, advantages - low)
+        deviation = select(counted, above - (above * weight).sum() / total)
+        unit = low_and_high(deviation.abs(), counted)[1].clamp(min=0)
+        share = deviation / torch.where(unit == 0, torch.ones_like(unit), unit)
+        std = unit * ((share.square() * weight).sum() / (total - self.ddof).clamp(min=1)).sqrt()
         return divide(deviation, std.expand(len(deviation)), self.eps, self.eps_in)
 
 
@@ -321,9 +322,9 @@ class SmoothedStd:
         before = state.recall("smoothed_std", samples.keys, (0.0, 0.0, 0.0)).to(new.device)
         earlier, steps = before[:, 0], before[:, 0] + 1
         mean = (before[:, 1] * earlier + new[:, 0]) / steps
-        between = earlier / steps * (new[:, 0] - before[:, 1]).square()
-        variance = (before[:, 2].square() * earlier + new[:, 1].square() + between) / steps
-        total = torch.stack([mean, variance.sqrt()], 1)
+        between = (earlier / steps).sqrt() * (new[:, 0] - before[:, 1])
+        std = torch.hypot(torch.hypot(before[:, 2] * earlier.sqrt(), new[:, 1]), between) / steps.sqrt()
+        total = torch.stack([mean, std], 1)
         state.store("smoothed_std", samples.keys, torch.cat([steps.unsqueeze(1), total], 1), seen)
         return steps, total
 
@@ -346,7 +347,7 @@ def _token_weight(advantages: Tensor, samples: Samples) -> Tensor:
 
 def divide(advantages: Tensor, std: Tensor, eps: float, eps_in: str) -> Tensor:
     """Divide [N] or [N, T] by a standard deviation [N]; where that is 0 there is no signal and the result is 0."""
-    scale = std + eps if eps_in == "std" else (std.square() + eps).sqrt()
+    scale = std + eps if eps_in == "std" else torch.hypot(std, std.new_tensor(eps).sqrt())
     flat = std == 0
     safe = torch.where(flat, torch.ones_like(scale), scale)
     if advantages.dim() == 2:

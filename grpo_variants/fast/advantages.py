@@ -17,11 +17,16 @@ from grpo_variants.baseline import GroupMean, LeaveOneOut, LengthWeighted, NoBas
 from grpo_variants.credit import Outcome
 from grpo_variants.fast import switch
 from grpo_variants.groups import Groups
-from grpo_variants.inputs import Rollouts, as_floating, check_token_shapes, read_weights, token_inputs
+from grpo_variants.inputs import Rollouts, as_floating, check_token_shapes, narrow, read_weights, token_inputs, wide
 from grpo_variants.scale import GroupStd, NoScale
 from grpo_variants.selection import Everyone
 from grpo_variants.transform import NoTransform
 from grpo_variants.variant import Variant
+
+# Variances below it are left to the plain path, which scales before it squares.
+SMALLEST = 1e-30
+# Responses of a group that are added up in float32: more, and the rounding of the sum outgrows that of the numbers.
+FEW = 32
 
 
 @torch.no_grad()
@@ -29,18 +34,20 @@ def fast_advantages(variant: Variant, rollouts: Rollouts) -> Tensor | None:
     """`gv.advantages` [N], or None where the plain path has to do it: uneven groups, gaps, rules beyond the tables."""
     if switch.current() == switch.OFF or not covers(variant) or rollouts.groups is None:
         return None
-    rewards = _total(rollouts)
-    if rewards is None or not _is_whole(rollouts, len(rewards)):
+    total = _total(rollouts)
+    if total is None or not _is_whole(rollouts, len(total)):
         return None
     groups = Groups.of(rollouts.groups)
-    if groups.each is None or groups.each < 2 or len(groups) != len(rewards):
+    if groups.each is None or groups.each < 2 or len(groups) != len(total):
         return None
-    rewards = rewards.view(-1, groups.each)
+    rewards = (total if groups.each <= FEW else wide(total)).view(-1, groups.each)
     centred = rewards - rewards[:, :1]
     centred -= _weighted_sum(centred, 1 / groups.each)
     scale = DIVISORS[type(variant.scale)](variant.scale, centred)
+    if scale is not None and _vanishes(centred, scale):
+        return None
     value = BASELINES[type(variant.baseline)](rewards, centred, rollouts)
-    return value if value is None else (value if scale is None else value.div_(scale)).view(-1)
+    return value if value is None else narrow((value if scale is None else value.div_(scale)).view(-1), total.dtype)
 
 
 def covers(variant: Variant) -> bool:
@@ -60,15 +67,17 @@ def _total(rollouts: Rollouts) -> Tensor | None:
     if rollouts.rewards is None:
         return None
     rewards = as_floating(rollouts.rewards, name="rewards")
-    # On a CPU nothing has to be waited for. A sum is finite where every reward is.
-    if rewards.device.type != "cpu" or rewards.dim() not in (1, 2) or not math.isfinite(rewards.sum().item()):
+    # On a CPU nothing has to be waited for.
+    if rewards.device.type != "cpu" or rewards.dim() not in (1, 2) or not rewards.numel():
         return None
     rewards = rewards.unsqueeze(1) if rewards.dim() == 1 else rewards
     columns = list(rewards.unbind(1))
     if rollouts.reward_weights is not None:
         weights = read_weights(rollouts.reward_weights, rewards)
         columns = [column * weight for column, weight in zip(columns, weights, strict=True)]
-    return functools.reduce(torch.add, columns).contiguous() if rewards.numel() else None
+    total = functools.reduce(torch.add, columns).contiguous()
+    # Finite where every reward is, and where their squares are.
+    return total if math.isfinite(torch.dot(total, total).item()) else None
 
 
 def _is_whole(rollouts: Rollouts, count: int) -> bool:
@@ -132,7 +141,13 @@ def _group_std(rule: GroupStd, centred: Tensor) -> Tensor:
     freedom = max(centred.shape[1] - rule.ddof, 1)
     variance = _weighted_sum(centred.square(), 1 / freedom)
     scale = variance.sqrt() + rule.eps if rule.eps_in == "std" else (variance + rule.eps).sqrt()
-    return scale.masked_fill_(variance == 0, float("inf"))
+    return scale.masked_fill_(variance < SMALLEST, float("inf"))
+
+
+def _vanishes(centred: Tensor, scale: Tensor) -> bool:
+    """Whether a group is not constant and its variance yet beyond the range of the numbers, or next to nothing."""
+    flat = scale.isinf()
+    return bool(flat.any()) and bool(centred[flat.squeeze(1)].any())
 
 
 DIVISORS: Mapping[type, Callable[..., Tensor | None]] = {NoScale: _no_divisor, GroupStd: _group_std}

@@ -110,6 +110,12 @@ def test_numbers_by_hand():
     assert_close(gv.advantages("rloo", rewards, groups), torch.tensor([2, -2, -2, 2, -1, -1, -1, 3]) / 3)
 
 
+def test_a_group_without_a_token_beside_others():
+    """Rewards 1 and 0 of lengths 1 and 3 have the mean 1/4; those of no length have none and stay as they are."""
+    plain, found = both("opo", [1.0, 0.0, 1.0, 0.0], list("aabb"), lengths=[0, 0, 1, 3])
+    assert found.tolist() == plain.tolist() == [1, 0, 0.75, -0.25]
+
+
 def test_large_rewards_close_together_keep_their_digits(used):
     """1000000 + (0, 1, 2, 3) in float32: the advantages of 0, 1, 2, 3."""
     found = gv.advantages("grpo", 1e6 + torch.arange(4.0), [0] * 4)
@@ -138,6 +144,8 @@ def test_inputs_are_left_alone_and_the_result_is_a_new_tensor():
         (["a"] * 4, [0] * 4, 4),
         (list("aabbaa"), [0, 0, 1, 1, 0, 0], None),
         (list("aabbb"), [0, 0, 1, 1, 1], None),
+        (list("aabc"), [0, 0, 1, 2], None),
+        (list("aabbcd"), [0, 0, 1, 1, 2, 3], None),
         (list("abab"), [0, 1, 0, 1], None),
         (list("aabcbc"), [0, 0, 1, 2, 1, 2], None),
         ([(1, "x"), (1, "x"), (2, "x"), (2, "x")], [0, 0, 1, 1], 2),

@@ -216,6 +216,13 @@ def test_a_response_with_an_infinite_greedy_reward_is_left_out(value):
     assert_close(scaled, torch.tensor([1, 0, 3]) / 2**0.5)
 
 
+@pytest.mark.parametrize("name", ["grpo,scale.eps=0", "gdpo,scale.eps=0,credit.eps=0"])
+def test_a_function_of_weight_zero_scores_nobody(name):
+    """Rewards 5, 6, 7 and none of the function that counts: mean 6, deviation 1; the other function is only logged."""
+    found = gv.advantages(name, [[5, 1], [6, 2], [7, 3], [None, 4]], [0] * 4, reward_weights=[1.0, 0.0])
+    assert found.tolist() == [-1, 0, 1, 0]
+
+
 def test_a_total_beyond_the_numbers_is_missing():
     """Finite in each function, infinite in their sum: -1, 0, 1 of the others."""
     rewards = torch.tensor([[3e38, 3e38], [1.0, 0], [2.0, 0], [3.0, 0]])
