@@ -17,10 +17,9 @@ from trl import GRPOConfig
 
 from grpo_variants.files import FileError, replacing
 from grpo_variants.variant import Variant
+from grpo_variants_trl.twin import REFERENCE, add_twin, twin_pairs
 
 REFERENCE_FILE = "grpo_variants_reference.pt"
-# TRL's names: the adapter that is trained, and the frozen one that it scores the reference with where it exists.
-_POLICY, _REFERENCE = "default", "ref"
 
 
 def check_reset(args: GRPOConfig, variant: Variant | None) -> None:
@@ -63,9 +62,8 @@ class MovingReference:
         self.every: int = trainer.args.reset_reference_every
         self.step, self.resets = 0, 0
         _refuse_shards(trainer)
-        if trainer.ref_model is None and _REFERENCE not in trainer.model.peft_config:
-            _add_twin(trainer.model)
-            self._copy()
+        if trainer.ref_model is None and REFERENCE not in trainer.model.peft_config:
+            add_twin(trainer.model, "reset_reference_every")
 
     def follow(self) -> None:
         """Reset the reference if a multiple of N steps is done since it last was; call it before each generation."""
@@ -81,14 +79,9 @@ class MovingReference:
         """Each parameter of the reference with the policy's."""
         unwrap = self.trainer.accelerator.unwrap_model
         policy = unwrap(self.trainer.model)
-        if self.trainer.ref_model is not None:
-            yield from zip(unwrap(self.trainer.ref_model).parameters(), policy.parameters(), strict=True)
-            return
-        named = dict(policy.named_parameters())
-        for name, parameter in named.items():
-            parts = name.split(".")
-            if _POLICY in parts:
-                yield named[".".join(_REFERENCE if part == _POLICY else part for part in parts)], parameter
+        if self.trainer.ref_model is None:
+            return twin_pairs(policy)
+        return zip(unwrap(self.trainer.ref_model).parameters(), policy.parameters(), strict=True)
 
     @torch.no_grad()
     def _copy(self) -> None:
@@ -146,17 +139,3 @@ def _refuse_shards(trainer: Any) -> None:
             f"reset_reference_every={trainer.args.reset_reference_every} copies whole parameters, and {sharded} shards "
             "them. Use DDP or DeepSpeed ZeRO-1 or 2, or train round by round from the last round's model."
         )
-
-
-def _add_twin(model: Any) -> None:
-    """A second adapter of the same shape, frozen."""
-    config = model.peft_config[_POLICY]
-    if config.is_prompt_learning or getattr(config, "bias", "none") != "none":
-        kind = f"{type(config).__name__}(bias={getattr(config, 'bias', 'none')!r})"
-        raise ValueError(
-            f"reset_reference_every needs a second adapter as the reference, which {kind} does not allow. Use an "
-            "adapter of weights without biases, such as LoRA with bias='none'."
-        )
-    with torch.random.fork_rng():  # its weights are overwritten; the run shall sample as it does without it
-        model.add_adapter(_REFERENCE, config)
-    model.set_adapter(_POLICY)

@@ -29,6 +29,7 @@ from grpo_variants_trl.lm_head import ChunkedHead
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.mismatch import check_reported, filled
 from grpo_variants_trl.moving_reference import MovingReference
+from grpo_variants_trl.overridden import LossReached, without_advantages
 from grpo_variants_trl.packing import choose_packing, pack
 from grpo_variants_trl.process import Scored, score_steps
 from grpo_variants_trl.refill import Filled, Refill, refills
@@ -42,6 +43,7 @@ from grpo_variants_trl.rollout import (
     variant_advantages,
 )
 from grpo_variants_trl.sampling import Sampled, sample
+from grpo_variants_trl.twin import keep_start, plain_init
 from grpo_variants_trl.windows import (
     GROUP,
     Window,
@@ -87,7 +89,8 @@ class VariantGRPOTrainer(GRPOTrainer):
             super().__init__(*args, **kwargs)
             return
         check_host(self._choice, config, given)
-        super().__init__(*args, **kwargs)
+        with plain_init(given.get("model")):  # TRL makes a second adapter of a model that comes with one
+            super().__init__(*args, **kwargs)
         self._check_reward_names()
         self._stop_tokens = stop_tokens(self)
         self.eos_token_ids = list(dict.fromkeys([*self._stop_tokens, *turn_ends(self)]))
@@ -95,6 +98,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self.scored: Scored | None = None
         moves = getattr(self.args, "reset_reference_every", None) is not None
         self._reference = MovingReference(self) if moves else None
+        keep_start(self)
         self._measured = WindowMetrics(self)
         self._refill = Refill(self) if refills(self.variant) else None
         self._head = ChunkedHead(self)
@@ -103,6 +107,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
         self.memory = Memory() if self.variant.remembers else None
         self.variant_card = make_card(self._choice, self.args, engine=self.rollout_func is None)
+        self.add_callback(LossReached(self, VariantGRPOTrainer))
         self.add_callback(CardWriter(self.variant_card, self._packing_text))
         self.add_callback(MicroBatchCounter(self))
 
@@ -224,24 +229,11 @@ class VariantGRPOTrainer(GRPOTrainer):
 
     # Loss
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """One micro-batch, as in TRL; raises RuntimeError where a derived trainer has replaced the loss."""
-        loss = super().training_step(*args, **kwargs)
-        if self.variant is not None and self._window is None:
-            raise RuntimeError(self._without_effect("_compute_loss"))
-        return loss
-
-    def _without_effect(self, method: str) -> str:
-        return (
-            f"loss_type={self.args.loss_type!r} has no effect: {type(self).__name__}.{method} does not call "
-            f"super().{method}, which trains the variant. Call it there, or choose a built-in loss type."
-        )
-
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self.variant is None:
             return super()._compute_loss(model, inputs)
         if GROUP not in inputs:
-            raise RuntimeError(self._without_effect("_generate_and_score_completions"))
+            raise RuntimeError(without_advantages(self, VariantGRPOTrainer))
         window = self._current_window(inputs)
         inputs = window.next_batch(inputs)
         self._head.expect(inputs, window)

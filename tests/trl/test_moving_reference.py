@@ -8,7 +8,7 @@ import grpo_variants_trl as gvt
 import pytest
 import tiny_model
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import AdaLoraConfig, LoraConfig, PeftModel, get_peft_model
 from transformers import TrainerCallback
 from trl_runs import logged, lora, make
 
@@ -254,6 +254,78 @@ def test_biases_cannot_have_a_twin(tmp_path):
     config = LoraConfig(r=4, target_modules=["q_proj"], bias="lora_only", task_type="CAUSAL_LM")
     with pytest.raises(ValueError, match=re.escape("LoraConfig(bias='lora_only') does not allow")):
         make(tmp_path, SPEC, reset_reference_every=2, peft_config=config)
+
+
+def test_adapters_without_a_second_one_are_refused_by_name(tmp_path):
+    config = AdaLoraConfig(
+        init_r=6, target_r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", total_step=100, tinit=1, tfinal=1
+    )
+    text = "reset_reference_every needs a second adapter as the reference, which AdaLoraConfig does not allow. Use an"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make(tmp_path, SPEC, reset_reference_every=2, peft_config=config)
+
+
+def test_with_dropout_a_reset_leaves_a_kl(tmp_path, saved):
+    """Policy and reference draw their own random numbers."""
+    config = LoraConfig(
+        r=4, target_modules="all-linear", task_type="CAUSAL_LM", exclude_modules=["lm_head"], lora_dropout=0.1
+    )
+    trainer, _ = run(tmp_path, saved, "new adapter", peft_config=config, max_steps=3)
+    trainer.train()
+    assert logged(trainer, "gv/reference_resets") == [0, 0, 1]
+    assert 1e-6 < logged(trainer, "kl")[2] < 1e-1
+
+
+SPLITTING = ("pissa", "pissa_niter_4", "olora")
+
+
+def splitting(init):
+    """LoRA whose initialisation takes something out of the model's weights."""
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=init)
+
+
+def base_weights(model):
+    return vector(p for name, p in model.named_parameters() if "lora_" not in name)
+
+
+@pytest.mark.parametrize("init", SPLITTING)
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("every", [None, 2])
+def test_the_reference_of_an_adapter_that_splits_the_weights_is_the_start(tmp_path, init, own, every):
+    """Made by the trainer or beforehand: one split, so the policy starts as the model that was given."""
+    ids = torch.tensor([[1, 2, 1, 1]])
+    torch.manual_seed(0)
+    alone = get_peft_model(tiny_model.model(), splitting(init))
+    torch.manual_seed(0)
+    flags = {"model": get_peft_model(tiny_model.model(), splitting(init)), "peft_config": None}
+    flags = flags if own else {"peft_config": splitting(init)}
+    trainer = make(tmp_path, SPEC, reset_reference_every=every, max_steps=1, **flags)
+    with torch.no_grad():
+        torch.testing.assert_close(trainer.model(ids).logits, tiny_model.model()(ids).logits, rtol=1e-5, atol=1e-6)
+    if init != "pissa_niter_4":  # drawn at random
+        torch.testing.assert_close(base_weights(trainer.model), base_weights(alone), rtol=1e-5, atol=1e-6)
+    assert trainer.model.peft_config["default"].init_lora_weights == init
+    assert list(trainer.model.peft_config) == ["default", "ref"]
+    trainer.train()
+    assert logged(trainer, "kl") == [0.0]
+
+
+def test_a_plain_adapter_keeps_the_model_without_it_as_the_reference(tmp_path):
+    assert list(make(tmp_path, SPEC).model.peft_config) == ["default"]
+    assert list(make(tmp_path, "gv_dapo", peft_config=splitting("pissa")).model.peft_config) == ["default"]
+
+
+def test_an_adapter_that_changes_the_model_when_it_is_made_is_refused(tmp_path, monkeypatch):
+    own = PeftModel.add_adapter
+
+    def shifting(model, name, config, **options):
+        own(model, name, config, **options)
+        with torch.no_grad():
+            model.get_input_embeddings().weight += 0.1
+
+    monkeypatch.setattr(PeftModel, "add_adapter", shifting)
+    with pytest.raises(ValueError, match="LoraConfig, which changes the model's own weights when it is made, does not"):
+        make(tmp_path, SPEC, reset_reference_every=2)
 
 
 def test_a_reset_with_several_iterations_waits_for_the_next_generation(tmp_path, saved):

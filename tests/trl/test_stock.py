@@ -1,5 +1,7 @@
 """The stock trainer taught the gv_ loss types: explicit, reversible, and without effect on anything else."""
 
+import re
+
 import grpo_variants_trl as gvt
 import pytest
 import tiny_model
@@ -98,6 +100,29 @@ class OwnLoss(GRPOTrainer):
         return sum(p.sum() for p in model.parameters() if p.requires_grad)
 
 
+class OwnWayToTheLoss(GRPOTrainer):
+    """Replaces what asks for the loss."""
+
+    def compute_loss(self, model, inputs, **options):
+        return sum(p.sum() for p in model.parameters() if p.requires_grad)
+
+
+class OwnStep(GRPOTrainer):
+    """Replaces the micro-batch."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = sum(p.sum() for p in model.parameters() if p.requires_grad)
+        loss.backward()
+        return loss.detach()
+
+
+class OwnBatches(GRPOTrainer):
+    """Replaces what makes batches of rollouts."""
+
+    def _prepare_inputs(self, inputs):
+        return OwnRollouts._generate_and_score_completions(self, inputs)
+
+
 class OwnRollouts(GRPOTrainer):
     """Replaces the rollouts, and with them the variant's advantages."""
 
@@ -108,12 +133,32 @@ class OwnRollouts(GRPOTrainer):
 
 
 @pytest.mark.parametrize(
-    ("trainer", "method"), [(OwnLoss, "_compute_loss"), (OwnRollouts, "_generate_and_score_completions")]
+    ("trainer", "method"),
+    [
+        (OwnLoss, "_compute_loss"),
+        (OwnWayToTheLoss, "compute_loss"),
+        (OwnStep, "training_step"),
+        (OwnRollouts, "_generate_and_score_completions"),
+        (OwnBatches, "_prepare_inputs"),
+    ],
 )
-def test_a_users_trainer_that_replaces_the_variant_is_refused_at_its_first_step(tmp_path, trainer, method):
-    text = f"^loss_type='gv_dr_grpo' has no effect: {trainer.__name__}.{method} does not call super"
-    with gvt.registered(), pytest.raises(RuntimeError, match=text):
-        trained(tmp_path, "gv_dr_grpo", trainer)
+def test_a_users_trainer_that_replaces_the_variant_is_refused_before_it_moves(tmp_path, trainer, method):
+    text = (
+        f"loss_type='gv_dr_grpo' has no effect: {trainer.__name__}.{method} does not call super().{method}, which "
+        "trains the variant. Call it there, or choose a built-in loss type."
+    )
+    with gvt.registered():
+        made = make(tmp_path, "gv_dr_grpo", trainer, GRPOConfig)
+        before = weights(made)
+        with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
+            made.train()
+    assert torch.equal(weights(made), before)
+
+
+def test_every_method_that_was_replaced_is_named(tmp_path):
+    both = type("Both", (OwnStep, OwnLoss), {})
+    with gvt.registered(), pytest.raises(RuntimeError, match=r"has no effect: Both\.training_step or Both\._comp"):
+        trained(tmp_path, "gv_dr_grpo", both)
 
 
 def test_a_users_trainer_without_a_variant_is_not_touched(tmp_path):
