@@ -217,7 +217,7 @@ def test_a_block_puts_back_what_was_there_before():
 def test_what_is_refused_is_refused_in_the_stock_trainer_too(tmp_path):
     with gvt.registered(), pytest.raises(ValueError, match="sum of squared probabilities at each token"):
         make(tmp_path, "gv_otb", GRPOTrainer, GRPOConfig)
-    with gvt.registered(), pytest.raises(ValueError, match="unknown variant 'nope'"):
+    with gvt.registered(), pytest.raises(ValueError, match="unknown variant 'gv_nope'"):
         make(tmp_path, "gv_nope", GRPOTrainer, GRPOConfig)
 
 
