@@ -47,7 +47,8 @@ def otherwise(where: Choice, kept: Tensor, number: float) -> Tensor:
 def pick(where: Choice, number: float, other: float, dtype: torch.dtype) -> Tensor:
     """One number where it is chosen, the other elsewhere."""
     if where.dtype == torch.bool:
-        return torch.where(where, number, other).to(dtype)
+        # `torch.where` of two plain numbers would make float32 of them.
+        return torch.full_like(where, other, dtype=dtype).masked_fill_(where, number)
     ours, theirs = _bits(number, dtype), _bits(other, dtype)
     return ((where & (ours ^ theirs)) ^ theirs).view(dtype)
 

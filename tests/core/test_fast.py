@@ -12,8 +12,8 @@ from torch.testing import assert_close
 import grpo_variants as gv
 from benchmarks.measure import counted, peak_bytes
 from grpo_variants import fast
+from grpo_variants.fast import choose, switch
 from grpo_variants.fast import loss as blocks
-from grpo_variants.fast import switch
 from grpo_variants.fast.analytic import covers
 from grpo_variants.masked import select
 from grpo_variants.ratio import TokenRatio
@@ -48,6 +48,13 @@ def assert_equal(variant, x, counts=None, **tolerance):
     return plain, slope
 
 
+@pytest.fixture(params=["bits", "flags"])
+def branch(request, monkeypatch):
+    """Both ways to select: by the bits of a number, as on a CPU, and by bool tensors, as on any other device."""
+    if request.param == "flags":
+        monkeypatch.setattr(choose, "_as_bool", lambda value: True)
+
+
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of two rows, so that a small case has several and a last one that is short."""
@@ -67,6 +74,7 @@ def log(caplog):
     return caplog
 
 
+@pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize("spec", [*gv.names(), *SPECS])
 def test_fast_equals_plain(spec, small_blocks):
     """Ragged rows with holes, one of them empty; both shapes of advantages, both precisions."""
@@ -80,6 +88,7 @@ def test_fast_equals_plain(spec, small_blocks):
     assert moved > 1e-4, "the cases are degenerate: nothing was compared"
 
 
+@pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize("conventions", ["paper", "trl", "verl"])
 @pytest.mark.parametrize("name", BY_HAND)
 def test_the_clip_family_is_covered_and_equal_far_off_policy(name, conventions, no_plain):
@@ -99,6 +108,7 @@ def test_the_clip_family_is_covered_and_equal_far_off_policy(name, conventions, 
         assert_equal(variant, case.tokens(**extra), counts, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize("spec", ["dapo", "gspo", "grpo,conventions=verl", "cispo", "gmpo", "sapo", "rloo", "aspo"])
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), -float("inf")])
 def test_rubbish_under_the_mask_reaches_nothing(spec, rubbish):
@@ -111,6 +121,7 @@ def test_rubbish_under_the_mask_reaches_nothing(spec, rubbish):
     assert_close(slope, clean, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize("spec", ["dapo", "dapo,conventions=trl", "gspo", "cispo", "gmpo", "sapo", "rloo", "grpo"])
 @pytest.mark.parametrize("field", ["logp", "old_logp", "ref_logp"])
 def test_nan_at_a_valid_position_is_as_visible_as_in_the_plain_path(spec, field):
@@ -124,6 +135,7 @@ def test_nan_at_a_valid_position_is_as_visible_as_in_the_plain_path(spec, field)
     assert bool(plain.loss.isnan()) or not used
 
 
+@pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize("spec", ["dapo", "dapo,conventions=trl", "gspo", "cispo", "gmpo", "sapo", "rloo", "grpo"])
 def test_a_nan_advantage_shows_in_its_row_and_nowhere_else(spec):
     """Where the plain path has NaN in the row, so has this one; it may have it at a clipped token as well."""
@@ -141,6 +153,7 @@ def test_a_nan_advantage_shows_in_its_row_and_nowhere_else(spec):
     assert_close(dict(found.metrics), dict(plain.metrics), equal_nan=True)
 
 
+@pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize("spec", ["dapo", "gspo", "grpo", "cispo"])
 def test_layouts_and_dtypes(spec, small_blocks, no_plain):
     """Transposed, strided and expanded tensors; masks as integers; half precision; zero advantages everywhere."""
@@ -157,6 +170,7 @@ def test_layouts_and_dtypes(spec, small_blocks, no_plain):
     assert_equal(variant, replace(x, mask=torch.zeros_like(x.mask)))
 
 
+@pytest.mark.usefixtures("branch")
 def test_bounds_are_inclusive_as_a_clamp_is():
     """Log ratio exactly at its bound, and a ratio of exactly 1 with clip range 0: both keep their gradient."""
     old = torch.zeros(2, 2)
@@ -187,6 +201,7 @@ def test_blocks_are_not_the_batch(monkeypatch):
 TWICE = ("grpo", "gspo", "gmpo", "sapo", "dapo,kl=k3,kl.beta=0.5,kl.weighted=ratio", "simple_policy_optimization")
 
 
+@pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize("spec", TWICE)
 def test_gradients_of_gradients_are_the_plain_paths(spec):
     """The known gradient carries no graph: it is computed anew where one is asked for."""
@@ -203,6 +218,7 @@ def test_gradients_of_gradients_are_the_plain_paths(spec):
     assert second[0].abs().max() > 1e-6
 
 
+@pytest.mark.usefixtures("branch")
 def test_a_second_backward_and_a_scaled_one():
     """A retained graph gives the gradient again; an upstream factor is in it; nothing wrong is accumulated."""
     variant, x = gv.get("dapo"), with_advantages(random_case(1), gv.get("dapo")).tokens()
@@ -217,6 +233,7 @@ def test_a_second_backward_and_a_scaled_one():
     assert_close(again, plain, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.usefixtures("branch")
 def test_without_a_gradient_only_the_numbers_come():
     variant, x = gv.get("dapo"), with_advantages(random_case(1), gv.get("dapo")).tokens()
     with torch.no_grad():
