@@ -80,7 +80,11 @@ def trainer_of(stock: bool, hidden: int, reward: Callable[..., list[float]], **f
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
         processing_class=tokenizer,
     )
-    kept = [c for c in made.callback_handler.callbacks if type(c).__name__ not in ("CardWriter", "PrinterCallback")]
+    kept = [
+        c
+        for c in made.callback_handler.callbacks
+        if type(c).__name__ not in ("CardWriter", "Opening", "HealthWatch", "PrinterCallback")
+    ]
     made.callback_handler.callbacks = kept
     made.remove_callback(PrinterCallback)
     return made

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from grpo_variants.catalogue import registered
 from grpo_variants.conventions import numerics
 from grpo_variants.files import FileError, read_json, write_json
-from grpo_variants.options import resolved_values
+from grpo_variants.options import parts_of, resolved_values
 from grpo_variants.variant import UNCONFIRMED, Variant
 from grpo_variants.versions import versions
 
@@ -101,12 +101,18 @@ class Card:
         """What the user set, with the member's own value, and how much else it moved."""
         values, changed = resolved_values(self.variant), _changed(self.variant)
         defined = resolved_values(registered(self.variant.name, default=self.variant))
-        given = [key for key in values if key in self.origins and key in changed]
+        given = [key for key in changed if key in self.origins and not self._came_along(key)]
         told = [f"{key}={_word(values[key])} (defined: {_word(defined.get(key))})" for key in given]
         rest = len(changed) - len(given)
         if rest:
             told.append(f"{rest} value{'s' if rest > 1 else ''} that came with it")
         return f"changed from its definition: {', '.join(told)}" if told else "every value is as defined"
+
+    def _came_along(self, key: str) -> bool:
+        """Whether a field is at the default of a part that was chosen anew."""
+        axis, _, name = key.partition(".")
+        defaults = {f.name: f.default for part in parts_of(self.variant, axis) if part for f in fields(part)}
+        return axis in _changed(self.variant) and defaults.get(name, MISSING) == resolved_values(self.variant)[key]
 
     def text(self) -> str:
         """The resolved variant for a terminal: every value and where it came from."""

@@ -86,7 +86,9 @@ def _why_no_signal(seen: Observation) -> str:
     kinds = {"right": seen.all_right or 0.0, "wrong": seen.all_wrong or 0.0}
     for kind, share in kinds.items():
         if share >= 1.0:
-            return f"every response of every group is {kind}, so every advantage is 0"
+            return (
+                f"every response of every group is {kind}, or the reward function is constant, so every advantage is 0"
+            )
     if sum(kinds.values()) > 0:
         return (
             f"no group has a signal ({kinds['right']:.0%} all right, {kinds['wrong']:.0%} all wrong), so every "

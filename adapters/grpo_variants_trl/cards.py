@@ -83,16 +83,27 @@ def _filter_note(rule: ZeroVariance) -> str:
     )
 
 
-class CardWriter(TrainerCallback):
-    """Print the card when training starts, and write it beside the output."""
+class Opening(TrainerCallback):
+    """Say what is about to be trained, when training starts."""
 
-    def __init__(self, card: Card, *lines: str) -> None:
-        """Keep the card to write, and lines to print below it."""
-        self.card = card
+    def __init__(self, *lines: str) -> None:
+        """Keep the lines to print."""
         self.lines = lines
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Show what is about to be trained."""
+        """Print them on the main process."""
         if state.is_world_process_zero:
-            print(self.card.text(), *(f"  {line}" for line in self.lines), sep="\n", flush=True)
+            print(*self.lines, sep="\n", flush=True)
+
+
+class CardWriter(TrainerCallback):
+    """Write the card beside the output when training starts."""
+
+    def __init__(self, card: Card) -> None:
+        """Keep the card to write."""
+        self.card = card
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put the card beside the output."""
+        if state.is_world_process_zero:
             self.card.write(args.output_dir)

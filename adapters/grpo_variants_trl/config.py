@@ -84,6 +84,8 @@ class VariantGRPOConfig(GRPOConfig):
     approximate_windows: count tokens by TRL's rule where an optimizer step's window spans two generations and an exact
     count is not known; without it such a setting is refused for the variants that need the count.
     reset_reference_every: iterative GRPO: after every so many optimizer steps the reference becomes the policy.
+    health_check: warn where a step learns nothing, with the cause and what to set; on unless it is False.
+    print_card: print every value of the objective at the start, in place of the few lines that name what was changed.
     as_given: written by the config itself: which values were given and which were filled in, so that a config made from
     another one's values (`dataclasses.replace`, `VariantGRPOConfig(**saved.to_dict())`) has set what that one had set.
     """
@@ -95,6 +97,10 @@ class VariantGRPOConfig(GRPOConfig):
         "skip_zero_gradient_rows",
         "Leave responses of advantage 0 out of the forward. Unset: where the gradient stays exact.",
     )
+    health_check: bool | None = _switch(
+        "health_check", "Warn where a step learns nothing, with the cause and what to set. Unset: on."
+    )
+    print_card: bool | None = _switch("print_card", "Print every value of the objective at the start. Unset: off.")
     approximate_windows: bool = field(
         default=False,
         metadata={"help": "Count tokens by TRL's rule where an optimizer step spans two generations."},
@@ -141,11 +147,12 @@ class VariantGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"approximate_windows=True has no effect with the built-in loss_type={self.loss_type!r}. Remove it."
             )
-        if self.skip_zero_gradient_rows is not None and self.choice is None:
-            raise ValueError(
-                f"skip_zero_gradient_rows={self.skip_zero_gradient_rows} has no effect with the built-in "
-                f"loss_type={self.loss_type!r}. Remove it."
-            )
+        for name in ("skip_zero_gradient_rows", "health_check", "print_card"):
+            if getattr(self, name) is not None and self.choice is None:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} has no effect with the built-in loss_type={self.loss_type!r}. "
+                    "Remove it."
+                )
         try:
             super().__post_init__()
         except ValueError as error:

@@ -13,9 +13,11 @@ from grpo_variants import Loss, Tokens, keep_groups, soft_overlong_penalty
 from grpo_variants.mismatch import mismatch_extrema, mismatch_report, mismatch_sums
 from grpo_variants.shaping import Penalty
 from grpo_variants_trl.greedy import GreedyPass
+from grpo_variants_trl.health import HealthWatch
 from grpo_variants_trl.refill import Filled
 from grpo_variants_trl.rollout import Gathered
 from grpo_variants_trl.signal import Signal, signal_of
+from grpo_variants_trl.windows import Window
 
 # TRL's names where TRL has the metric; the rest keep the core's names under gv/.
 NAMES: Mapping[str, str] = {
@@ -26,13 +28,16 @@ NAMES: Mapping[str, str] = {
     "clip/region": "clip_ratio/region_mean",
 }
 
+_TOKENS = "tokens"
+
 
 class WindowMetrics:
     """Adds micro-batches up and logs their sum when the optimizer step is complete."""
 
-    def __init__(self, trainer: Any) -> None:
-        """Bind the trainer whose log is written."""
+    def __init__(self, trainer: Any, health: HealthWatch | None) -> None:
+        """Bind the trainer whose log is written, and the health check that reads it, if there is one."""
         self.trainer = trainer
+        self.health = health
         self._lowest, self._highest = 0.0, -math.inf
         self.forget()
 
@@ -51,12 +56,12 @@ class WindowMetrics:
         if rows is not None:
             self._log["gv/scored_responses"].append((scored / rows.clamp(min=1)).item())
 
-    def loss(self, out: Loss, last: bool) -> None:
-        """Take in a micro-batch; `last` closes the optimizer step (or the evaluation batch)."""
+    def loss(self, out: Loss, window: Window) -> None:
+        """Take in a micro-batch; the window's last one closes the optimizer step (or the evaluation batch)."""
         _add(self._sums, out.metrics)
         self._widen(out.extrema)
-        if last:
-            self._flush()
+        if window.left == 0:
+            self._flush(window)
 
     def mismatch(self, reported: Tensor | None, x: Tokens) -> None:
         """Take in how far a micro-batch's log-probabilities [B, T] are from those that the engine reported, if any."""
@@ -70,19 +75,24 @@ class WindowMetrics:
             join = torch.minimum if name.endswith("/min") else torch.maximum
             self._extrema[name] = join(self._extrema[name], value) if name in self._extrema else value
 
-    def _flush(self) -> None:
+    def _flush(self, window: Window) -> None:
         accelerator = self.trainer.accelerator
         added, names = {**self._sums, **self._apart}, list(self._extrema)
         # A minimum is the negative of a maximum, so one gather serves both ends.
         sign = torch.tensor([-1.0 if name.endswith("/min") else 1.0 for name in names], device=accelerator.device)
-        packed = torch.stack([v.float() for v in (*added.values(), *self._extrema.values())])
+        tokens = torch.as_tensor(window.counts.tokens, device=accelerator.device)  # of every rank already
+        packed = torch.stack([v.float() for v in (*added.values(), *self._extrema.values(), tokens)])
         ranks = accelerator.gather(packed.unsqueeze(0))
-        widest = (ranks[:, len(added) :] * sign).amax(0) * sign
+        widest = (ranks[:, len(added) : -1] * sign).amax(0) * sign
         total = dict(zip(added, ranks[:, : len(added)].sum(0), strict=True))
         apart = mismatch_report({name: total.pop(name) for name in self._apart}) if self._apart else {}
-        found = {**total, **apart, **dict(zip(names, widest, strict=True))}
-        for name, value in zip(found, torch.stack(list(found.values())).tolist(), strict=True):
+        found = {**total, **apart, **dict(zip(names, widest, strict=True)), _TOKENS: ranks[0, -1]}
+        read = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+        loss_tokens = read.pop(_TOKENS)
+        for name, value in read.items():
             self._log[NAMES.get(name, f"gv/{name}")].append(value)
+        if self.health is not None and self.trainer.model.training:
+            self.health.loss(read, loss_tokens, window.on_policy)
         self.forget()
 
     def rollout(self, seen: Gathered, advantages: Tensor, greedy: GreedyPass | None) -> None:
@@ -92,8 +102,11 @@ class WindowMetrics:
         rewards = (seen.rewards * weights).nansum(1)
         valid = ~seen.rewards.isnan().all(1)
         with_signal = keep_groups(rewards, seen.groups, valid)
-        log["frac_reward_zero_std"][-1] = 1 - with_signal.float().mean().item()
         shown = advantages if advantages.dim() == 1 else _row_mean(advantages, seen)
+        # One transfer from the device for all of them.
+        told = torch.stack([with_signal.float().mean(), valid.float().mean(), advantages.abs().max().float()]).tolist()
+        log["frac_reward_zero_std"][-1] = 1 - told[0]
+        self.without_reward, self.largest_advantage = 1 - told[1], told[2]
         table = trainer._logs["advantages"]
         for _ in range(min(len(table), len(shown))):
             table.pop()
@@ -115,6 +128,8 @@ class WindowMetrics:
         for name, value in found.items():
             if not math.isnan(value):
                 self._log[f"gv/{name}"].append(value)
+        if self.health is not None and self.trainer.model.training:
+            self.health.rollout(self.largest_advantage, self.without_reward, found)
 
     def _signal(self, signal: Signal) -> dict[str, float]:
         """Shares of groups without signal by reason; right and wrong are the highest and lowest reward of the run."""
@@ -123,14 +138,17 @@ class WindowMetrics:
             self._lowest = min(self._lowest, known.min().item())
             self._highest = max(self._highest, known.max().item())
         found = signal.counted(lowest=self._lowest, highest=self._highest)
-        return {
-            "groups/without_signal": found.without.item(),
-            "groups/all_right": found.share("all_right").item(),
-            "groups/all_wrong": found.share("all_wrong").item(),
-            "groups/constant": found.share("constant").item(),
-            "groups/expected_without_signal": found.expected_without.item(),
-            "groups/effective": float(found.effective),
+        named = {
+            "groups/without_signal": found.without,
+            "groups/all_right": found.share("all_right"),
+            "groups/all_wrong": found.share("all_wrong"),
+            "groups/constant": found.share("constant"),
+            "groups/identical": signal.identical,
+            "groups/expected_without_signal": found.expected_without,
+            "groups/effective": found.effective,
         }
+        # One transfer from the device for all of them.
+        return dict(zip(named, torch.stack([value.float() for value in named.values()]).tolist(), strict=True))
 
 
 def _row_mean(advantages: Tensor, seen: Gathered) -> Tensor:

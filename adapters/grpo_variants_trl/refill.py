@@ -203,7 +203,7 @@ class Placement:
         out = _spliced(trainer, batch.out, more.out, self.target[mine] - first, self.source[mine])
         everywhere = {
             name: getattr(batch, name).index_copy(0, self.target, getattr(more, name)[self.source])
-            for name in ("rewards", "lengths", "truncated")
+            for name in ("rewards", "lengths", "truncated", "fingerprints")
         }
         if batch.steps is not None:
             everywhere["steps"] = batch.steps.replaced(more.steps, self.target, self.source)

@@ -24,7 +24,8 @@ class Sampled:
 
     inputs: the data set's row of each of this rank's responses. out: the host's tensors [B, ...] of this rank.
     rewards: [N, K] by reward function, NaN where one gave none. lengths: [N] tokens of the policy's own.
-    truncated: [N] whether a response ended at the length limit. steps: with process supervision, the steps of all N.
+    truncated: [N] whether a response ended at the length limit. fingerprints: [N] integers, equal for equal responses.
+    steps: with process supervision, the steps of all N.
     """
 
     inputs: list[dict[str, Any]]
@@ -32,6 +33,7 @@ class Sampled:
     rewards: Tensor
     lengths: Tensor
     truncated: Tensor
+    fingerprints: Tensor
     steps: Steps | None = None
 
     def valid(self, variant: Variant) -> Tensor:
@@ -48,6 +50,7 @@ class Recorder:
     rewards: Tensor
     lengths: Tensor
     truncated: Tensor
+    fingerprints: Tensor
 
     def __init__(self, trainer: Any) -> None:
         """Bind the trainer that is listened to."""
@@ -59,16 +62,17 @@ class Recorder:
         return rewards
 
     def take_responses(self, generated: Any) -> Any:
-        """Lengths and truncation of the responses as they were generated, before any mask."""
+        """Lengths, truncation and fingerprints of the responses as they were generated, before any mask."""
         completion_ids, tool_mask = generated[1], generated[2]
         trainer = self.trainer
-        device, gather = trainer.accelerator.device, trainer.accelerator.gather
         ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
         own = completion_ids if tool_mask is None else tool_mask
         lengths = [len(ids) if tool_mask is None else sum(ids) for ids in own]
         truncated = [not ids or ids[-1] not in ends for ids in completion_ids]
-        self.lengths = gather(torch.tensor(lengths, device=device))
-        self.truncated = gather(torch.tensor(truncated, device=device))
+        told = [hash(tuple(ids)) for ids in completion_ids]  # of integers: the same in every process
+        columns = torch.tensor([lengths, truncated, told], device=trainer.accelerator.device)
+        self.lengths, ended, self.fingerprints = trainer.accelerator.gather(columns.T.contiguous()).unbind(1)
+        self.truncated = ended.bool()
         return generated
 
 
@@ -79,7 +83,8 @@ def sample(trainer: Any, generate: Any, inputs: list[dict[str, Any]]) -> Sampled
     with _observed(trainer, hooks):
         out = generate(inputs)
     steps = None if trainer.scored is None else gathered_steps(trainer, trainer.scored, recorder.rewards)
-    return Sampled(inputs, out, recorder.rewards, recorder.lengths, recorder.truncated, steps)
+    columns = (recorder.rewards, recorder.lengths, recorder.truncated, recorder.fingerprints)
+    return Sampled(inputs, out, *columns, steps)
 
 
 @contextmanager

@@ -19,24 +19,33 @@ class Signal:
     """Responses of whole groups of `size`, one group after the other.
 
     totals: [N] the reward that is counted. valid: [N] bool, responses that count. kept: [N] bool, members of a group
-    with signal.
+    with signal. fingerprints: [N] integers, equal for equal responses.
     """
 
     totals: Tensor
     valid: Tensor
     kept: Tensor
+    fingerprints: Tensor
     size: int
 
     @classmethod
     def joined(cls, parts: Sequence[Signal]) -> Signal:
         """Several batches as one; their groups stay apart."""
-        columns = (torch.cat([getattr(part, name) for part in parts]) for name in ("totals", "valid", "kept"))
+        columns = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("totals", "valid", "kept", "fingerprints")
+        )
         return cls(*columns, parts[0].size)
 
     @property
     def of_groups(self) -> Tensor:
         """Which groups have signal: [P] bool."""
         return self.kept.view(-1, self.size)[:, 0]
+
+    @property
+    def identical(self) -> Tensor:
+        """Share of the groups whose responses are all the same, 0 for groups of one: 0-d."""
+        told = self.fingerprints.view(-1, self.size)
+        return ((told == told[:, :1]).all(1) & (self.size > 1)).float().mean()
 
     def counted(self, **bounds: float) -> GroupSignal:
         """Groups by what they teach; bounds: rewards of a wrong (`lowest`) and of a right response (`highest`)."""
@@ -54,12 +63,12 @@ def signal_of(trainer: Any, batch: Sampled, size: int) -> Signal:
     valid, groups = batch.valid(variant), _groups(weighted, size)
     if metric is not None:
         totals = batch.rewards[:, trainer.reward_func_names.index(metric)]
-        return Signal(totals, valid, keep_groups(totals, groups, valid), size)
+        return Signal(totals, valid, keep_groups(totals, groups, valid), batch.fingerprints, size)
     totals = weighted.nansum(1)
     if batch.steps is not None:
-        return Signal(totals, valid, batch.steps.with_signal(groups, valid), size)
+        return Signal(totals, valid, batch.steps.with_signal(groups, valid), batch.fingerprints, size)
     compared = weighted if isinstance(variant.credit, Decoupled) else totals
-    return Signal(totals, valid, keep_groups(compared, groups, valid), size)
+    return Signal(totals, valid, keep_groups(compared, groups, valid), batch.fingerprints, size)
 
 
 def _groups(rows: Tensor, size: int) -> Tensor:

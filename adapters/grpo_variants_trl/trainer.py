@@ -14,17 +14,19 @@ from trl import GRPOTrainer
 
 from grpo_variants import Loss, Memory, Tokens, Variant, policy_loss
 from grpo_variants.baseline import Greedy
-from grpo_variants.card import differences, read_card
+from grpo_variants.card import FILE_NAME, differences, read_card
 from grpo_variants.checks import unknown
 from grpo_variants.credit import Process
 from grpo_variants.files import FileError
 from grpo_variants.filters import TopEntropy
-from grpo_variants_trl.cards import CardWriter, make_card
+from grpo_variants_trl.builtin import opening
+from grpo_variants_trl.cards import CardWriter, Opening, make_card
 from grpo_variants_trl.checkpoint import MicroBatchCounter, load_state, save_state
 from grpo_variants_trl.config import choice_of
 from grpo_variants_trl.endings import stop_tokens, stopping_at, turn_ends
 from grpo_variants_trl.entropy import EntropyBonus
 from grpo_variants_trl.greedy import GreedyBaseline
+from grpo_variants_trl.health import HealthWatch
 from grpo_variants_trl.lm_head import ChunkedHead
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.mismatch import check_reported, filled
@@ -87,6 +89,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self.memory: Memory | None = None
         if self._choice is None:
             super().__init__(*args, **kwargs)
+            self.add_callback(Opening(opening(self.args)))
             return
         check_host(self._choice, config, given)
         with plain_init(given.get("model")):  # TRL makes a second adapter of a model that comes with one
@@ -99,7 +102,8 @@ class VariantGRPOTrainer(GRPOTrainer):
         moves = getattr(self.args, "reset_reference_every", None) is not None
         self._reference = MovingReference(self) if moves else None
         keep_start(self)
-        self._measured = WindowMetrics(self)
+        self.health = HealthWatch(self) if getattr(self.args, "health_check", None) is not False else None
+        self._measured = WindowMetrics(self, self.health)
         self._refill = Refill(self) if refills(self.variant) else None
         self._head = ChunkedHead(self)
         self._packing, self._packing_text = choose_packing(self, getattr(config, "skip_zero_gradient_rows", None))
@@ -108,13 +112,32 @@ class VariantGRPOTrainer(GRPOTrainer):
         self.memory = Memory() if self.variant.remembers else None
         self.variant_card = make_card(self._choice, self.args, engine=self.rollout_func is None)
         self.add_callback(LossReached(self, VariantGRPOTrainer))
-        self.add_callback(CardWriter(self.variant_card, self._packing_text))
+        self.add_callback(CardWriter(self.variant_card))
+        self.add_callback(Opening(*self._opening()))
         self.add_callback(MicroBatchCounter(self))
+        if self.health is not None:
+            self.add_callback(self.health)
 
     @property
     def variant(self) -> Variant | None:
         """The variant that is trained, or None with a built-in loss type."""
         return None if self._choice is None else self._choice.variant
+
+    def _opening(self) -> list[str]:
+        """What is said at the start of a run."""
+        if getattr(self.args, "print_card", None):
+            return [self.variant_card.text(), f"  {self._packing_text}"]
+        lines = self.variant_card.opening()
+        batches, ranks = self.args.gradient_accumulation_steps, self.accelerator.num_processes
+        if batches * ranks > 1:
+            lines.append(
+                f"an optimizer step of {batches} x {ranks} micro-batches (per process x processes) is one batch."
+            )
+        checked = "not checked." if self.health is None else "checked in every step (gv/health/* in the log)."
+        card = Path(self.args.output_dir) / FILE_NAME
+        lines += [self._packing_text, f"health: {checked}"]
+        lines.append(f"card: {card}, with every value and where it comes from; print_card=True prints it.")
+        return [lines[0], *(f"  {line}" for line in lines[1:])]
 
     def _check_reward_names(self) -> None:
         metric = getattr(self.variant.filter, "metric", None)
@@ -288,6 +311,7 @@ class VariantGRPOTrainer(GRPOTrainer):
             else:
                 self._refuse_silent_approximation(size)
                 self._window = approximate_window(inputs, self.accelerator, size / steps, limit, size)
+            self._window.on_policy = self._step % (steps * self.num_iterations) == 0
         return self._window
 
     def _refuse_silent_approximation(self, size: int) -> None:
@@ -322,7 +346,13 @@ class VariantGRPOTrainer(GRPOTrainer):
         window.left -= 1
         if window.left == 0:
             self._measured.scored(window.rows, window.counts.sequences)
-        self._measured.loss(out, last=window.left == 0)
+        self._measured.loss(out, window)
+
+    def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+        """TRL's log of an optimizer step, with the health of the step in it."""
+        if self.variant is not None and self.health is not None:
+            self.health.close(grad_norm)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
     # Checkpoints
 

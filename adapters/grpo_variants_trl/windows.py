@@ -43,7 +43,8 @@ class Window:
     """One optimizer step: its counts, how many micro-batches are left, and row weights where they are needed.
 
     batches: the micro-batches to score in place of the host's, where rows were packed; `counts` are then those of the
-    scored rows, for metrics, and rows is the number of all.
+    scored rows, for metrics, and rows is the number of all. on_policy: whether no update lies between the sampling of
+    the responses and this step.
     """
 
     counts: Counts
@@ -51,6 +52,7 @@ class Window:
     weights: list[Tensor] | None = None
     batches: list[dict[str, Any]] | None = None
     rows: Tensor | None = None
+    on_policy: bool = False
 
     def next_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The micro-batch that is next: the host's, or the packed one in its place."""

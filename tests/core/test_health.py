@@ -81,8 +81,14 @@ def test_what_comes_near_is_no_symptom(seen):
 
 SIGNALS = [
     (dict(without_reward=1.0), "no reward function gave a number for any response, so every advantage is 0"),
-    (dict(all_right=1.0, all_wrong=0.0), "every response of every group is right, so every advantage is 0"),
-    (dict(all_right=0.0, all_wrong=1.0), "every response of every group is wrong, so every advantage is 0"),
+    (
+        dict(all_right=1.0, all_wrong=0.0),
+        "every response of every group is right, or the reward function is constant, so every advantage is 0",
+    ),
+    (
+        dict(all_right=0.0, all_wrong=1.0),
+        "every response of every group is wrong, or the reward function is constant, so every advantage is 0",
+    ),
     (
         dict(all_right=0.25, all_wrong=0.75),
         "no group has a signal (25% all right, 75% all wrong), so every advantage is 0",
