@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,9 @@ class Card:
     def _came_along(self, key: str) -> bool:
         """Whether a field is at the default of a part that was chosen anew."""
         axis, _, name = key.partition(".")
-        defaults = {f.name: f.default for part in parts_of(self.variant, axis) if part for f in fields(part)}
+        defaults = {
+            f.name: f.default for part in parts_of(self.variant, axis) if is_dataclass(part) for f in fields(part)
+        }
         return axis in _changed(self.variant) and defaults.get(name, MISSING) == resolved_values(self.variant)[key]
 
     def text(self) -> str:
