@@ -9,6 +9,7 @@ from grpo_variants.catalogue.bases import DAPO, GRPO, TOKEN_COUNTS
 from grpo_variants.correction import Kpop, OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
 from grpo_variants.divergence import K3
 from grpo_variants.scale import NoScale
+from grpo_variants.surrogate import Clip
 from grpo_variants.variant import Variant
 
 MISMATCH: tuple[Variant, ...] = (
@@ -94,6 +95,43 @@ MISMATCH: tuple[Variant, ...] = (
                 "equals loss vanilla with seq-mean-token-mean and rollout_correction.rollout_is=token, "
                 "rollout_is_threshold='0.5_5.0', under conventions=verl",
             ),
+        ),
+    ),
+    replace(
+        GRPO,
+        name="glm5",
+        surrogate=Clip(low=0.2, high=0.28),
+        correction=(TokenMask(low=0.5, high=2.0),),
+        summary=(
+            "GRPO of GLM-5's reasoning stage: a token counts only where the trainer's ratio to the engine lies between "
+            "1/2 and 2; clip-higher, no KL."
+        ),
+        formula=(
+            r"w_{it} = \frac{\pi_{\mathrm{old}}(y_{it})}{\mu(y_{it})},\quad "
+            r"L = -\frac{1}{N}\sum_i\frac{1}{l_i}\sum_t w_{it}\,1[0.5\le w_{it}\le 2]\,"
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i)"
+        ),
+        confirmed=(
+            "The report, section 3.2, equation 1: the mask with a beta of 2, so from 1/2 to 2, bounds included; the "
+            "clip of 0.2 and 0.28, the mean over a response and then over the group, no KL term. No code of that "
+            "run is published."
+        ),
+        references=(papers.GLM5, papers.RING),
+        hosts=(
+            (
+                "trl",
+                "equals loss_type='grpo' with epsilon_high=0.28 and vllm_importance_sampling_mode='token_mask' from "
+                "0.5 to 2, under conventions=trl",
+            ),
+            (
+                "verl",
+                "equals loss vanilla with seq-mean-token-mean, clip_ratio_high=0.28 and "
+                "rollout_correction.rollout_is=token, rollout_is_threshold='0.5_2.0', under conventions=verl",
+            ),
+        ),
+        note=(
+            "The report divides by the group's deviation and gives neither its epsilon nor whether it is the sample's; "
+            "both are GRPO's here. It is `icepop` with a narrower band and clip-higher."
         ),
     ),
     replace(

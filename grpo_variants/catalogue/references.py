@@ -123,3 +123,4 @@ LING = Reference(
     2026,
     "2606.15079",
 )
+GLM5 = Reference("GLM-5: from Vibe Coding to Agentic Engineering", 2026, "2602.15763")

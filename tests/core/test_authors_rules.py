@@ -1,0 +1,100 @@
+"""Members against the rules of their authors' papers and code, written down once more from these: the yardstick.
+
+Each rule is about one response after the other, in plain float64 tensors and with autograd, and says where it was read.
+It knows nothing of the package's parts. The step is far off policy: every bound is passed, under advantages of both
+signs.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import grpo_variants as gv
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+
+
+class Response(NamedTuple):
+    """The tokens of a response: log-probabilities now, of the trainer's old policy, the engine, the reference."""
+
+    lp: Tensor
+    old: Tensor
+    mu: Tensor
+    ref: Tensor
+    a: float
+
+    @property
+    def length(self) -> int:
+        return len(self.lp)
+
+
+def step(seed: int, rows: int = 24, width: int = 9) -> dict[str, Tensor]:
+    """Tokens of one step: responses of uneven length with holes, advantages of both signs and one of 0."""
+    random = np.random.default_rng(seed)
+    mask = np.arange(width) < random.integers(1, width + 1, rows)[:, None]
+    mask[:, 1:] &= random.random((rows, width - 1)) > 0.2
+    logp = -random.exponential(1.2, (rows, width)) - 0.01
+    arrays = {"logp": logp, "mask": mask, "advantages": random.normal(size=rows).round(3)}
+    arrays["advantages"][3] = 0.0
+    for name, spread in (("old_logp", 0.6), ("rollout_logp", 0.9), ("ref_logp", 0.6)):
+        arrays[name] = np.minimum(logp + spread * random.normal(size=logp.shape), -0.001)
+    return {name: torch.as_tensor(value) for name, value in arrays.items()}
+
+
+def responses(x: dict[str, Tensor]) -> list[Response]:
+    """The step's responses, without what the mask hides."""
+    names = ("logp", "old_logp", "rollout_logp", "ref_logp")
+    chosen = [[x[name][i][own] for name in names] for i, own in enumerate(x["mask"])]
+    return [Response(*parts, a=a) for parts, a in zip(chosen, x["advantages"].tolist(), strict=True)]
+
+
+def clipped(r: Response, low: float, high: float) -> Tensor:
+    """PPO's term of each token, to be maximised."""
+    rho = (r.lp - r.old).exp()
+    return torch.minimum(rho * r.a, rho.clamp(1 - low, 1 + high) * r.a)
+
+
+def glm5(batch: list[Response]) -> Tensor:
+    """arXiv 2602.15763, equation 1: pop keeps a ratio of trainer to engine from 1/beta to beta, and is 0 outside."""
+    beta, total = 2.0, 0.0
+    for r in batch:
+        w = (r.old - r.mu).exp()
+        pop = torch.where((w >= 1 / beta) & (w <= beta), w, 0.0)
+        total = total + (pop * clipped(r, 0.2, 0.28)).sum() / r.length
+    return -total / len(batch)
+
+
+# Losses whose value and gradient are the authors'; by the spec that runs them.
+LOSSES: dict[str, Callable[[list[Response]], Tensor]] = {
+    "glm5": glm5,
+}
+
+
+def loss_and_gradient(rule: Callable[[list[Response]], Tensor], x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    leaf = x["logp"].clone().requires_grad_()
+    loss = rule(responses({**x, "logp": leaf}))
+    return loss.detach(), torch.autograd.grad(loss, leaf)[0]
+
+
+def of_the_package(spec: str, x: dict[str, Tensor]) -> tuple[Tensor, Tensor, gv.Loss]:
+    leaf = x["logp"].clone().requires_grad_()
+    out = gv.policy_loss(spec, gv.Tokens(**{**x, "logp": leaf}))
+    out.loss.backward()
+    return out.loss.detach(), leaf.grad, out
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("spec", LOSSES)
+def test_loss_and_gradient_are_the_authors(spec, seed):
+    x = step(seed)
+    wanted, slope = loss_and_gradient(LOSSES[spec], x)
+    found, gradient, out = of_the_package(spec, x)
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    torch.testing.assert_close(gradient, slope, **CLOSE)
+    assert slope.abs().max() > 1e-3
+    for side in ("clip/low", "clip/high"):
+        assert out.metrics.get(side, torch.tensor(1.0)) > 0, f"{side}: no bound was passed"
