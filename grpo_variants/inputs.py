@@ -118,7 +118,7 @@ def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = Non
     _check_length("groups", len(groups.ids), count)
     total = _total(components, rollouts.reward_weights)
     # A total beyond the numbers' range (weights may do that) is no reward either.
-    missing = _unscored(components, rollouts) | ~total.isfinite()
+    missing = unscored(components, rollouts.reward_weights) | ~total.isfinite()
     if incomplete is not None:
         _check_length("token_rewards", len(incomplete), count)
         missing = missing | incomplete
@@ -241,11 +241,11 @@ def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
     return rewards if rewards.dim() == 2 else rewards.unsqueeze(1)
 
 
-def _unscored(components: Tensor, rollouts: Rollouts) -> Tensor:
+def unscored(components: Tensor, weights: Tensor | Sequence[float] | None) -> Tensor:
     """Responses [N] to which no function gave a reward; one of weight 0 is only logged, so its rewards score nobody."""
     absent = components.isnan()
-    if rollouts.reward_weights is not None:
-        absent = absent | (read_weights(rollouts.reward_weights, components) == 0)
+    if weights is not None:
+        absent = absent | (read_weights(weights, components) == 0)
     return absent.all(1)
 
 
@@ -281,7 +281,7 @@ def _greedy_total(rollouts: Rollouts, components: Tensor) -> Tensor:
             f"greedy_rewards has shape {tuple(value.shape)}; allowed: [N], or {list(components.shape)} as the rewards."
         )
     total = _total(value, rollouts.reward_weights)
-    return total.masked_fill(_unscored(value, rollouts) | ~total.isfinite(), float("nan"))
+    return total.masked_fill(unscored(value, rollouts.reward_weights) | ~total.isfinite(), float("nan"))
 
 
 def token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -116,7 +116,7 @@ class GreedyBaseline:
         prompts = _prompts(asked)
         with _logs_put_back(trainer), _set(self, _scoring=True):
             _, ids, _, completions, *_ = trainer._generate(prompts)
-            rewards = trainer._calculate_rewards(asked, prompts, completions, ids)
+            rewards = trainer._reward_border(trainer._calculate_rewards(asked, prompts, completions, ids), prompts)
         lengths = accelerator.gather(torch.tensor([len(row) for row in ids], device=rewards.device))
         place = torch.tensor(shares.places(), device=rewards.device)
         first = torch.arange(len(place), device=place.device) % group_size == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trl.trainer.utils import nanstd
 
 from grpo_variants import Loss, Tokens, keep_groups, soft_overlong_penalty
 from grpo_variants.mismatch import mismatch_extrema, mismatch_report, mismatch_sums
@@ -15,6 +16,7 @@ from grpo_variants.shaping import Penalty
 from grpo_variants_trl.greedy import GreedyPass
 from grpo_variants_trl.health import HealthWatch
 from grpo_variants_trl.refill import Filled
+from grpo_variants_trl.rewards import total_rewards
 from grpo_variants_trl.rollout import Gathered
 from grpo_variants_trl.signal import Signal, signal_of
 from grpo_variants_trl.windows import Window
@@ -98,15 +100,16 @@ class WindowMetrics:
     def rollout(self, seen: Gathered, advantages: Tensor, greedy: GreedyPass | None) -> None:
         """Mend what TRL has logged about a generation batch by its own advantages, and add the variant's."""
         trainer, log = self.trainer, self._log
-        weights = trainer.reward_weights.to(seen.rewards.device)
-        rewards = (seen.rewards * weights).nansum(1)
-        valid = ~seen.rewards.isnan().all(1)
-        with_signal = keep_groups(rewards, seen.groups, valid)
+        rewards = total_rewards(trainer, seen.rewards)
+        with_signal, valid = keep_groups(rewards, seen.groups), ~rewards.isnan()
         shown = advantages if advantages.dim() == 1 else _row_mean(advantages, seen)
         # One transfer from the device for all of them.
-        told = torch.stack([with_signal.float().mean(), valid.float().mean(), advantages.abs().max().float()]).tolist()
+        shares = [with_signal.float().mean(), valid.float().mean(), advantages.abs().max().float()]
+        told = torch.stack([*shares, torch.nanmean(rewards), nanstd(rewards)]).tolist()
         log["frac_reward_zero_std"][-1] = 1 - told[0]
         self.without_reward, self.largest_advantage = 1 - told[1], told[2]
+        # TRL counts a response that only functions of weight 0 have scored as one of reward 0.
+        log["reward"][-1], log["reward_std"][-1] = told[3:]
         table = trainer._logs["advantages"]
         for _ in range(min(len(table), len(shown))):
             table.pop()
@@ -116,7 +119,7 @@ class WindowMetrics:
             penalty = soft_overlong_penalty(seen.lengths, trainer.max_completion_length, rule.buffer, rule.factor)
             log["gv/overlong_penalty"].append(penalty.mean().item())
         if greedy is not None:
-            total = (greedy.rewards * weights).nansum(1).masked_fill(greedy.rewards.isnan().all(1), float("nan"))
+            total = total_rewards(trainer, greedy.rewards)
             log["gv/greedy_reward"].append(total[greedy.prompts].nanmean().item())
             log["gv/greedy_length"].append(greedy.lengths[greedy.prompts].float().mean().item())
 

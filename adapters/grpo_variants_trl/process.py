@@ -41,6 +41,7 @@ class Scored:
 def score_steps(
     trainer: Any,
     calculate: Callable[[], Tensor],
+    prompts: Sequence[Any],
     completion_ids: Sequence[Sequence[int]],
 ) -> tuple[Tensor, Scored]:
     """TRL's rewards [N, K] by `calculate`, and the steps of this rank's responses.
@@ -51,7 +52,7 @@ def score_steps(
     own = trainer.reward_funcs
     scored: dict[int, list[dict[Key, float] | None]] = {}
     trainer.reward_funcs = [
-        function if isinstance(function, nn.Module) else _recording(trainer, function, k, scored)
+        function if isinstance(function, nn.Module) else _recording(trainer, function, k, prompts, scored)
         for k, function in enumerate(own)
     ]
     try:
@@ -71,24 +72,32 @@ def score_steps(
 
 
 def _added(cells: Sequence[dict[Key, float] | None], weights: Sequence[float]) -> dict[Key, float]:
-    """One response's steps over every function, in order."""
+    """One response's steps over every function that counts, in order."""
     total: dict[Key, float] = {}
     for cell, weight in zip(cells, weights, strict=True):
+        if weight == 0:
+            continue
         for key, reward in (cell or {}).items():
             total[key] = total.get(key, 0.0) + weight * reward
     return dict(sorted(total.items(), key=lambda item: (item[0][0], -item[0][1])))
 
 
-def _recording(trainer: Any, function: Any, k: int, scored: dict[int, Any]) -> Callable[..., Any]:
+def _recording(
+    trainer: Any, function: Any, k: int, prompts: Sequence[Any], scored: dict[int, Any]
+) -> Callable[..., Any]:
     """The function as TRL may call it: numbers come back, steps are kept under `scored[k]`."""
     name = trainer.reward_func_names[k]
 
     def keep(values: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> list[Any]:
         if len(values) != len(completions):  # TRL's own error says how many it wants
             return [0.0] * len(values)
-        placed = [
+        cells = [
             _placed(trainer, f"reward function {name}, response {i}", value, completions[i], completion_ids[i])
             for i, value in enumerate(values)
+        ]
+        placed = [
+            cell if cell is None else trainer._reward_border.of_steps(cell, name, row, prompts[row])
+            for row, cell in enumerate(cells)
         ]
         scored[k] = placed
         return [value if cell is None else sum(cell.values()) for value, cell in zip(values, placed, strict=True)]

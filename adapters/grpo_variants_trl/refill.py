@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.variant import Variant
 from grpo_variants_trl.prompts import PromptStream, task_text
+from grpo_variants_trl.rewards import total_rewards
 from grpo_variants_trl.sampling import Log, Sampled, own_log, write_rows
 from grpo_variants_trl.signal import Signal, signal_of
 from grpo_variants_trl.windows import PROMPT_SIDE
@@ -269,8 +270,8 @@ def _write_metrics(trainer: Any, batch: Sampled, logs: list[Log], sizes: list[in
 
 def _of_responses(trainer: Any, batch: Sampled) -> dict[str, float]:
     rewards, lengths = batch.rewards, batch.lengths.float()
-    total = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)
-    total = total[~rewards.isnan().all(1)]
+    total = total_rewards(trainer, rewards)
+    total = total[~total.isnan()]
     ended = lengths[~batch.truncated]
     ended = ended if len(ended) else lengths.new_zeros(1)
     found = {

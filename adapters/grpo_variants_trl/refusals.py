@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -49,6 +50,8 @@ def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> lis
             "its correction or anchor reads the rollout engine's log-probabilities, which transformers' generation "
             "does not report. Set use_vllm=True, or remove it (correction=none, ratio.anchor=old)."
         )
+    if not all(map(math.isfinite, args.reward_weights or ())):
+        reasons.append(f"reward_weights={args.reward_weights} holds a weight that is not finite. Give finite numbers.")
     if variant.remembers and given.get("environment_factory") and given.get("train_dataset") is None:
         reasons.append(
             "its memory goes by prompts, and without a data set all tasks of an environment look the same. Give a "

@@ -14,6 +14,7 @@ from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import EntropyResponses, EntropyTokens
 from grpo_variants_trl.greedy import GreedyPass
 from grpo_variants_trl.prompts import task_text
+from grpo_variants_trl.rewards import total_rewards
 from grpo_variants_trl.sampling import Sampled
 from grpo_variants_trl.signal import signal_of
 from grpo_variants_trl.windows import GROUP, KEEP, loss_mask
@@ -33,7 +34,7 @@ class Gathered:
         self.mask = loss_mask(batch.out)
         self.lengths = self.accelerator.gather(batch.out["completion_mask"].sum(1))
         self.loss_lengths = self.accelerator.gather(self.mask.sum(1))
-        self.valid = batch.valid(trainer.variant)
+        self.valid = batch.valid(trainer)
         self.steps = batch.steps
 
     def tokens(self, value: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ def _rewards(trainer: Any, seen: Gathered, greedy: GreedyPass | None) -> dict[st
     rewards, weights, valid = seen.rewards, trainer.reward_weights.to(seen.rewards.device), seen.valid
     baseline = None if greedy is None else greedy.rewards
     if baseline is not None:
-        valid = valid & ~baseline.isnan().all(1)
+        valid = valid & ~total_rewards(trainer, baseline).isnan()
     if isinstance(rule, Penalty):
         rewards = _with_penalty(rewards, seen.lengths, rule, limit)
         baseline = None if greedy is None else _with_penalty(baseline, greedy.lengths, rule, limit)

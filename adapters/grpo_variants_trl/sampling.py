@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.variant import Variant
 from grpo_variants_trl.process import Steps, gathered_steps
+from grpo_variants_trl.rewards import total_rewards
 
 TABLES = ("prompt", "completion", "advantages", "images")
 NESTED_TABLES = ("rewards", "extra")
@@ -36,10 +36,10 @@ class Sampled:
     fingerprints: Tensor
     steps: Steps | None = None
 
-    def valid(self, variant: Variant) -> Tensor:
+    def valid(self, trainer: Any) -> Tensor:
         """Which responses count in the variant's statistics: those with a reward that no rule leaves out, [N] bool."""
-        valid = ~self.rewards.isnan().all(1)
-        if variant.overlong.statistics == "drop":
+        valid = ~total_rewards(trainer, self.rewards).isnan()
+        if trainer.variant.overlong.statistics == "drop":
             valid &= ~self.truncated
         return valid if self.steps is None else valid & self.steps.valid
 
@@ -52,14 +52,15 @@ class Recorder:
     truncated: Tensor
     fingerprints: Tensor
 
-    def __init__(self, trainer: Any) -> None:
-        """Bind the trainer that is listened to."""
+    def __init__(self, trainer: Any, inputs: list[dict[str, Any]]) -> None:
+        """Bind the trainer that is listened to, and the rows that it is given."""
         self.trainer = trainer
+        self.prompts = [row.get("prompt") for row in inputs]
 
     def take_rewards(self, rewards: Tensor) -> Tensor:
-        """Rewards by function [N, K], what a subclass made of them included."""
-        self.rewards = rewards
-        return rewards
+        """Rewards by function [N, K], what a subclass made of them included, without infinities."""
+        self.rewards = self.trainer._reward_border(rewards, self.prompts)
+        return self.rewards
 
     def take_responses(self, generated: Any) -> Any:
         """Lengths, truncation and fingerprints of the responses as they were generated, before any mask."""
@@ -78,7 +79,7 @@ class Recorder:
 
 def sample(trainer: Any, generate: Any, inputs: list[dict[str, Any]]) -> Sampled:
     """Generate and score by the host's own `generate`, and keep what it computes on the way."""
-    recorder = Recorder(trainer)
+    recorder = Recorder(trainer, inputs)
     hooks = {"_calculate_rewards": recorder.take_rewards, "_generate": recorder.take_responses}
     with _observed(trainer, hooks):
         out = generate(inputs)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grpo_variants import GroupSignal, group_signal, keep_groups
 from grpo_variants.credit import Decoupled
+from grpo_variants_trl.rewards import total_rewards
 from grpo_variants_trl.sampling import Sampled
 
 
@@ -60,11 +61,11 @@ def signal_of(trainer: Any, batch: Sampled, size: int) -> Signal:
     """
     variant, metric = trainer.variant, getattr(trainer.variant.filter, "metric", None)
     weighted = batch.rewards * trainer.reward_weights.to(batch.rewards.device)
-    valid, groups = batch.valid(variant), _groups(weighted, size)
+    valid, groups = batch.valid(trainer), _groups(weighted, size)
     if metric is not None:
         totals = batch.rewards[:, trainer.reward_func_names.index(metric)]
         return Signal(totals, valid, keep_groups(totals, groups, valid), batch.fingerprints, size)
-    totals = weighted.nansum(1)
+    totals = total_rewards(trainer, batch.rewards)
     if batch.steps is not None:
         return Signal(totals, valid, batch.steps.with_signal(groups, valid), batch.fingerprints, size)
     compared = weighted if isinstance(variant.credit, Decoupled) else totals

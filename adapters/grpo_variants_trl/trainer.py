@@ -36,6 +36,7 @@ from grpo_variants_trl.packing import choose_packing, pack
 from grpo_variants_trl.process import Scored, score_steps
 from grpo_variants_trl.refill import Filled, Refill, refills
 from grpo_variants_trl.refusals import check_host
+from grpo_variants_trl.rewards import RewardBorder
 from grpo_variants_trl.rollout import (
     READS_ENTROPY,
     Gathered,
@@ -102,6 +103,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         moves = getattr(self.args, "reset_reference_every", None) is not None
         self._reference = MovingReference(self) if moves else None
         keep_start(self)
+        self._reward_border = RewardBorder(self)
         self.health = HealthWatch(self) if getattr(self.args, "health_check", None) is not False else None
         self._measured = WindowMetrics(self, self.health)
         self._refill = Refill(self) if refills(self.variant) else None
@@ -207,7 +209,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
         if self.variant is None or not isinstance(self.variant.credit, Process):
             return calculate()
-        rewards, self.scored = score_steps(self, calculate, completion_ids_list)
+        rewards, self.scored = score_steps(self, calculate, prompts, completion_ids_list)
         return rewards
 
     def _remembered(self, inputs: list[dict[str, Any]], training: bool) -> dict[str, Any]:
