@@ -55,7 +55,7 @@ class Outcome:
         if rule.penalty is not None:
             reward = reward - penalty_of(samples, rule.penalty).sum(1)
         centred = reward - rule.baseline(reward, samples)
-        return rule.scale(centred, Rewards(reward, centred), samples)
+        return rule.scale(centred, Rewards(reward, centred, rule.baseline), samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Decoupled:
         total = torch.stack(parts).sum(0)
         mean: Literal["keep", "subtract"] = "subtract" if self.over == "responses" else "keep"
         whole = BatchStd(eps=self.eps, ddof=self.ddof, of="centred", over=self.over, eps_in=self.eps_in, mean=mean)
-        return whole(total, Rewards(total, total), samples)
+        return whole(total, Rewards(total, total, rule.baseline), samples)
 
 
 def _normalised(reward: Tensor, samples: Samples, rule: Rule) -> Tensor:
@@ -99,7 +99,9 @@ def _normalised(reward: Tensor, samples: Samples, rule: Rule) -> Tensor:
     reward = torch.where(given, reward, torch.zeros_like(reward))
     own = replace(samples, rewards=reward, valid=given)
     centred = reward - rule.baseline(reward, own)
-    return torch.where(given, rule.scale(centred, Rewards(reward, centred), own), torch.zeros_like(reward))
+    return torch.where(
+        given, rule.scale(centred, Rewards(reward, centred, rule.baseline), own), torch.zeros_like(reward)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,7 @@ class RewardToGo:
         if rule.baseline.of_group and samples.singleton == "zero":
             alone = samples.groups.is_singleton(samples.valid)
             advantages = advantages.masked_fill(alone.unsqueeze(1), 0.0)
-        return select(mask, rule.scale(advantages, Rewards(reward, reward - baseline), samples))
+        return select(mask, rule.scale(advantages, Rewards(reward, reward - baseline, rule.baseline), samples))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +165,7 @@ class Process:
             rewards=step_rewards,
         )
         centred = step_rewards - rule.baseline(step_rewards, steps)
-        normalised = rule.scale(centred, Rewards(step_rewards, centred), steps)
+        normalised = rule.scale(centred, Rewards(step_rewards, centred, rule.baseline), steps)
         placed = torch.zeros_like(token_rewards)
         placed[row, position] = torch.where(steps.valid, normalised, torch.zeros_like(normalised))
         return select(mask, reverse_cumsum(placed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, Union
@@ -12,6 +12,7 @@ from typing import Any, Literal, Union
 from grpo_variants.catalogue import registered
 from grpo_variants.checks import unknown
 from grpo_variants.conventions import numerics
+from grpo_variants.fences import Meaningless, Way, propose, spelt
 from grpo_variants.variant import AXES, Variant
 
 PLAIN = ("singleton", "conventions")
@@ -78,6 +79,35 @@ def configure(variant: Variant, options: Mapping[str, Any]) -> Variant:
 
     Raises ValueError as `get` does.
     """
+    try:
+        return _configured(variant, options)
+    except Meaningless as error:
+        ways = list(_possible(variant, options, error.ways))
+        raise ValueError(" ".join([error.complaint, *propose(ways)]) if ways else str(error)) from None
+
+
+def _possible(variant: Variant, options: Mapping[str, Any], ways: Iterable[Way]) -> Iterator[str]:
+    """Ways out that work together with the options, and without which of these where they work without only."""
+    for way in ways:
+        replaced = [key for key in options if "." in key and key not in way and key.partition(".")[0] in way]
+        for dropped in ([], replaced, [*replaced, *(key for key in options if key == "singleton")]):
+            kept = {key: value for key, value in options.items() if key not in dropped}
+            if works(variant, {**kept, **way}):
+                yield spelt(way) + (f" without {' and '.join(dropped)}" if dropped else "")
+                break
+
+
+def works(variant: Variant, options: Mapping[str, Any]) -> bool:
+    """Whether a variant takes these options."""
+    try:
+        _configured(variant, options)
+    except ValueError:
+        return False
+    return True
+
+
+def _configured(variant: Variant, options: Mapping[str, Any]) -> Variant:
+    """A variant with options applied; raises Meaningless where its parts do not go together."""
     choices = {key: value for key, value in options.items() if "." not in key}
     settings = {key: value for key, value in options.items() if "." in key}
     for axis, choice in choices.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from grpo_variants.baseline import kalman_gains
+from grpo_variants.baseline import Baseline, Kalman, kalman_gains
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.groups import whole
 from grpo_variants.inputs import Samples
@@ -18,10 +18,11 @@ EpsIn = Literal["std", "var"]
 
 
 class Rewards(NamedTuple):
-    """A response's reward before and after its baseline is subtracted: both [N]."""
+    """A response's reward before and after its baseline is subtracted, both [N], and the rule of that baseline."""
 
     raw: Tensor
     centred: Tensor
+    rule: Baseline
 
 
 class Scale(Protocol):
@@ -259,27 +260,22 @@ def _log_beta_density(p: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
 class KalmanStd:
     r"""Deviation of a Kalman filter at the response's place in its group, \(A_i / (\sqrt{P_i} + \epsilon)\) (KRPO).
 
-    Goes with baseline=kalman, which says what the numbers are; arXiv 2505.07527.
+    The filter is that of baseline=kalman, with its fields; arXiv 2505.07527.
     """
 
-    process: float = 1e-5
-    measurement: float = 1e-2
-    variance: float = 1.0
     eps: float = 1e-8
     per_token: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        check_number("scale.process", self.process, at_least=0)
-        check_number("scale.measurement", self.measurement, above=0)
-        check_number("scale.variance", self.variance, at_least=0)
         check_number("scale.eps", self.eps, at_least=0)
 
     def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
         """Divide by the filter's deviation, which grows smaller from response to response."""
         place = samples.groups.ranks(torch.zeros_like(rewards.raw), samples.valid)
         width = int(place.max()) + 1 if len(place) else 0
-        gains = kalman_gains(self.process, self.measurement, self.variance, width)
+        rule = cast(Kalman, rewards.rule)
+        gains = kalman_gains(rule.process, rule.measurement, rule.variance, width)
         variances = rewards.raw.new_tensor([variance for _, variance in gains])
         return divide(advantages, variances.sqrt()[place], self.eps, "std")
 

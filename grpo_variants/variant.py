@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -223,6 +223,8 @@ class Variant:
 
     def __post_init__(self) -> None:
         """Check the words and refuse combinations that mean nothing."""
+        from grpo_variants.fences import check_fences
+
         if not self.name.isidentifier():
             raise ValueError(f"name={self.name!r} is not a plain word; allowed: letters, digits and underscores.")
         check_choice("singleton", self.singleton, AXES["singleton"].choices)
@@ -234,9 +236,7 @@ class Variant:
                     f"{self.name}: {axis}={part!r} is a word where a part belongs; choose it by a spec string, "
                     f"gv.get('{self.name},{axis}={part}'), and register the result under another name if you like."
                 )
-        for forbidden, reason in FENCES:
-            if forbidden(self):
-                raise ValueError(f"{self.name}: {reason}")
+        check_fences(self)
 
     def __str__(self) -> str:
         """Canonical spec string; `get` turns it back into an equal variant."""
@@ -294,85 +294,3 @@ class Variant:
         """Whether the objective reads what the rollout engine reported."""
         optional = all(isinstance(part, correction.OffPolicyMask) for part in self.correction)
         return self.ratio.anchor == "rollout" or not optional
-
-
-Fence = tuple[Callable[[Variant], Any], str]
-
-
-_STEP_BASELINES = (baseline.NoBaseline, baseline.GroupMean, baseline.BatchMean)
-
-FENCES: tuple[Fence, ...] = (
-    (
-        lambda v: v.remembers and not isinstance(v.credit, credit.Outcome),
-        "a rule that remembers the rewards of earlier steps reads one reward a response; choose credit=outcome.",
-    ),
-    (
-        lambda v: isinstance(v.scale, scale.SmoothedStd) and not isinstance(v.baseline, baseline.GroupMean),
-        "scale=smoothed_std subtracts the means of the step and of all steps itself; choose baseline=group_mean.",
-    ),
-    (
-        lambda v: isinstance(v.scale, scale.KalmanStd) and not isinstance(v.baseline, baseline.Kalman),
-        "scale=kalman_std is the deviation of a filter that is the baseline; choose baseline=kalman.",
-    ),
-    (
-        lambda v: not isinstance(v.transform, transform.NoTransform) and not v.credit.of_outcome,
-        "a transform is of a response's reward as a whole, which this credit does not read; choose credit=outcome, or "
-        "transform=none.",
-    ),
-    (
-        lambda v: v.surrogate.needs_ratio and isinstance(v.ratio, ratio.NoRatio),
-        "this surrogate clips an importance ratio, so ratio=none leaves it without effect; choose ratio=token, "
-        "sequence or sequence_token, or surrogate=reinforce.",
-    ),
-    (
-        lambda v: v.surrogate.needs_ratio and v.surrogate.ratios and not isinstance(v.ratio, v.surrogate.ratios),
-        "this surrogate is not defined on this ratio: vespo and topr weigh a response by ratio=sequence_product, "
-        "the other ones that choose are made of token ratios; set ratio=sequence_product or ratio=token.",
-    ),
-    (
-        lambda v: v.surrogate.per_response and v.credit.per_token,
-        "this surrogate takes one advantage a response but this credit gives one a token; choose credit=outcome.",
-    ),
-    (
-        lambda v: v.ratio.per_sequence and v.credit.per_token,
-        "this ratio has one value a response but this credit gives one advantage a token; choose "
-        "ratio=sequence_token (GSPO-token), ratio=token, or credit=outcome.",
-    ),
-    (
-        lambda v: (
-            getattr(v.credit, "own_rule", False)
-            and not (isinstance(v.baseline, baseline.NoBaseline) and isinstance(v.scale, scale.NoScale))
-        ),
-        "this credit has a baseline and a scale of its own; choose baseline=none with scale=none.",
-    ),
-    (
-        lambda v: isinstance(v.credit, token_credit._EntropyCredit) and v.kl_in_reward,
-        "this credit tells right from wrong by the reward and shapes it by entropies, so a KL penalty has no place in "
-        "it; choose kl.placement=loss.",
-    ),
-    (
-        lambda v: isinstance(v.credit, credit.Decoupled) and (v.kl_in_reward or v.scale.per_token),
-        "credit=decoupled normalises each reward function by itself: a KL penalty belongs to none of them, and the "
-        "whitening over tokens is its second stage; choose kl.placement=loss, and credit.over=tokens in place of "
-        "scale.over=tokens.",
-    ),
-    (
-        lambda v: isinstance(v.credit, credit.Decoupled) and isinstance(v.baseline, baseline.Greedy),
-        "credit=decoupled compares each reward function by itself, and greedy rewards are known as a total; choose "
-        "baseline=group_mean or another of the sampled ones.",
-    ),
-    (
-        lambda v: isinstance(v.credit, credit.Process) and not isinstance(v.baseline, _STEP_BASELINES),
-        "credit=process normalises step rewards over the group's steps, for which leave_one_out, greedy and "
-        "length_weighted are not defined; choose baseline=group_mean, batch_mean or none.",
-    ),
-    (
-        lambda v: isinstance(v.credit, credit.Process) and v.scale.per_token,
-        "credit=process normalises over steps, so scale.over=tokens has no meaning; choose scale.over=responses.",
-    ),
-    (
-        lambda v: isinstance(v.credit, credit.Process) and v.kl_in_reward,
-        "credit=process has rewards at step ends only, so a KL penalty a token has no place in them; choose "
-        "kl.placement=loss, or credit=reward_to_go.",
-    ),
-)

@@ -186,9 +186,6 @@ FIELD_VALUES = {
     "baseline.measurement": (1e-2, 1.0),
     "baseline.mean": (0.0, 0.5),
     "baseline.variance": (0.5, 1.0),
-    "scale.process": (0.0, 1e-5, 0.1),
-    "scale.measurement": (1e-2, 1.0),
-    "scale.variance": (0.5, 1.0),
     "credit.eps": (1e-8, 1e-4, 0.1),
     "credit.ddof": (0, 1),
     "credit.over": ("responses", "tokens"),
@@ -335,8 +332,8 @@ SPECS = (
     "reinforce,baseline=tracked,scale=batch_std,scale.of=centred,scale.mean=subtract",
     "reinforce,baseline=kalman,baseline.process=0.1,baseline.measurement=1,baseline.mean=0.5,baseline.variance=0.5",
     "reinforce,baseline=kalman,scale=kalman_std,scale.eps=0.1",
-    "grpo,baseline=kalman,baseline.process=0.1,baseline.measurement=1,baseline.variance=0.5,scale=kalman_std,"
-    "scale.process=0.1,scale.measurement=1,scale.variance=0.5",
+    "grpo,baseline=kalman,baseline.process=0.1,baseline.measurement=1,baseline.variance=0.5,scale=kalman_std",
+    "krpo,baseline.process=0.5,baseline.measurement=0.2",
     *(f"grpo,scale=smoothed_std,scale.ddof={ddof}" for ddof in (0, 1)),
     # selections and transforms
     *(f"grpo,selection={s},selection.keep={k}" for s in ("shortest", "efficient") for k in (1, 2)),

@@ -72,7 +72,7 @@ def filtered(values, axis, sample, samples):
 
 
 def kalman(values, sample, samples):
-    return filtered(values, "baseline", sample, samples)[0]
+    return filtered(values, sample, samples)[0]
 
 
 GROUPED = {"second_best": second_best, "group_median": group_median, "group_quantile": group_quantile}
@@ -119,7 +119,7 @@ def signal_share(values, sample, samples):
 
 
 def kalman_std(values, sample, samples):
-    return math.sqrt(filtered(values, "scale", sample, samples)[1]) + values["scale.eps"]
+    return math.sqrt(filtered(values, sample, samples)[1]) + values["scale.eps"]
 
 
 def smoothed_std(values, sample, samples):

@@ -1,0 +1,247 @@
+"""Combinations that mean nothing: what a part takes, what it got, and the options that lead out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from grpo_variants import baseline, credit, ratio, scale, token_credit, transform
+from grpo_variants.variant import AXES, Variant
+
+# Options that change a variant, by the keys of a spec string.
+Way = Mapping[str, str]
+
+# The most alternatives that an error proposes.
+_SHOWN = 5
+
+
+class Meaningless(ValueError):
+    """Parts that do not go together; each of `ways` leads out by itself."""
+
+    complaint: str = ""
+    ways: tuple[Way, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A combination that means nothing.
+
+    part: axis of the part that does not go with the others. others: keys of what it got. forbids: whether a variant has
+    the combination. takes: what the part takes, after its name. ways: what to choose instead, for a variant.
+    """
+
+    part: str
+    others: tuple[str, ...]
+    forbids: Callable[[Variant], Any]
+    takes: str
+    ways: Callable[[Variant], Iterable[Way]]
+
+    def complaint(self, variant: Variant) -> str:
+        """What the part takes and what it got."""
+        got = ", ".join(_written(variant, key) for key in self.others)
+        takes = self.takes.format(ratios=" or ".join(way["ratio"] for way in _ratios(variant)))
+        return f"{variant.name}: {_written(variant, self.part)} {takes}; got {got}."
+
+
+def check_fences(variant: Variant) -> None:
+    """Raise Meaningless for parts that do not go together, with what to choose instead."""
+    fence = _broken(variant)
+    if fence is None:
+        return
+    ways = tuple(_ways_out(variant, fence))
+    error = Meaningless(" ".join([fence.complaint(variant), *propose(map(spelt, ways))]))
+    error.complaint, error.ways = fence.complaint(variant), ways
+    raise error
+
+
+def spelt(options: Mapping[str, Any]) -> str:
+    """Options as a spec string has them."""
+    return ",".join(f"{key}={value}" for key, value in options.items())
+
+
+def propose(ways: Iterable[str]) -> Iterator[str]:
+    """The sentence that proposes options; nothing where there are none."""
+    shown = list(dict.fromkeys(ways))[:_SHOWN]
+    if shown:
+        yield f"Choose {_either(shown)}."
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])}, or {words[-1]}"
+
+
+def _broken(variant: Variant) -> Fence | None:
+    return next((fence for fence in FENCES if fence.forbids(variant)), None)
+
+
+def _ways_out(variant: Variant, fence: Fence, more: int = 2) -> list[Way]:
+    """What leads out of a fence: one of its own ways, or, where each runs into another fence, with that one's."""
+    single: list[Way] = []
+    joined: list[Way] = []
+    for way in fence.ways(variant):
+        changed = _changed(variant, way)
+        other = _broken(changed)
+        if other is None:
+            single.append(way)
+        elif more:
+            joined += [{**way, **then} for then in _ways_out(changed, other, more - 1) if not set(then) & set(way)]
+    return single or sorted(joined, key=len)
+
+
+def _changed(variant: Variant, way: Way) -> Variant:
+    """A variant with other parts, unchecked."""
+    changed = copy.copy(variant)
+    for key, value in way.items():
+        axis, _, field = key.partition(".")
+        cls: Any = AXES[axis].choices.get(value)
+        part = replace(getattr(changed, axis), **{field: value}) if field else cls()
+        object.__setattr__(changed, axis, part)
+    return changed
+
+
+def _written(variant: Variant, key: str) -> str:
+    """A choice or a field of a variant as a spec string has it."""
+    from grpo_variants.options import resolved_values
+
+    return f"{key}={resolved_values(variant)[key]}"
+
+
+def _fixed(*ways: Way) -> Callable[[Variant], Iterable[Way]]:
+    return lambda variant: ways
+
+
+def _ratios(variant: Variant) -> list[Way]:
+    """The ratios that a surrogate is defined on."""
+    kinds: Any = variant.surrogate.ratios or tuple(AXES["ratio"].choices.values())
+    return [{"ratio": word} for word, cls in AXES["ratio"].choices.items() if word != "none" and cls in kinds]
+
+
+_STEP_BASELINES = (baseline.NoBaseline, baseline.GroupMean, baseline.BatchMean)
+_SAMPLED = ("group_mean", "leave_one_out", "batch_mean", "none")
+
+FENCES: tuple[Fence, ...] = (
+    Fence(
+        "baseline",
+        ("credit",),
+        lambda v: getattr(v.baseline, "remembers", False) and not isinstance(v.credit, credit.Outcome),
+        "remembers the rewards of earlier steps and takes one reward a response",
+        _fixed({"credit": "outcome"}, {"baseline": "group_mean"}, {"baseline": "none"}),
+    ),
+    Fence(
+        "scale",
+        ("credit",),
+        lambda v: getattr(v.scale, "remembers", False) and not isinstance(v.credit, credit.Outcome),
+        "remembers the rewards of earlier steps and takes one reward a response",
+        _fixed({"credit": "outcome"}, {"scale": "group_std"}, {"scale": "none"}),
+    ),
+    Fence(
+        "scale",
+        ("baseline",),
+        lambda v: isinstance(v.scale, scale.SmoothedStd) and not isinstance(v.baseline, baseline.GroupMean),
+        "takes baseline=group_mean, since it subtracts the means of the step and of all steps itself",
+        _fixed({"baseline": "group_mean"}, {"scale": "group_std"}),
+    ),
+    Fence(
+        "scale",
+        ("baseline",),
+        lambda v: isinstance(v.scale, scale.KalmanStd) and not isinstance(v.baseline, baseline.Kalman),
+        "takes baseline=kalman, the filter whose deviation it is",
+        _fixed({"baseline": "kalman"}, {"scale": "group_std"}),
+    ),
+    Fence(
+        "transform",
+        ("credit",),
+        lambda v: not isinstance(v.transform, transform.NoTransform) and not v.credit.of_outcome,
+        "changes a response's reward as a whole and takes a credit that reads that",
+        _fixed({"credit": "outcome"}, {"transform": "none"}),
+    ),
+    Fence(
+        "surrogate",
+        ("ratio",),
+        lambda v: v.surrogate.needs_ratio and isinstance(v.ratio, ratio.NoRatio),
+        "is made of an importance ratio",
+        lambda v: [*_ratios(v), {"surrogate": "reinforce"}],
+    ),
+    Fence(
+        "surrogate",
+        ("ratio",),
+        lambda v: v.surrogate.needs_ratio and v.surrogate.ratios and not isinstance(v.ratio, v.surrogate.ratios),
+        "is defined on ratio={ratios}",
+        _ratios,
+    ),
+    Fence(
+        "surrogate",
+        ("credit",),
+        lambda v: v.surrogate.per_response and v.credit.per_token,
+        "takes one advantage a response, not one a token",
+        _fixed({"credit": "outcome"}, {"surrogate": "clip"}),
+    ),
+    Fence(
+        "ratio",
+        ("credit",),
+        lambda v: v.ratio.per_sequence and v.credit.per_token,
+        "has one value a response and takes one advantage a response, not one a token",
+        _fixed({"ratio": "sequence_token"}, {"ratio": "token"}, {"credit": "outcome"}),
+    ),
+    Fence(
+        "credit",
+        ("baseline", "scale"),
+        lambda v: (
+            getattr(v.credit, "own_rule", False)
+            and not (isinstance(v.baseline, baseline.NoBaseline) and isinstance(v.scale, scale.NoScale))
+        ),
+        "has a baseline and a scale of its own",
+        _fixed({"baseline": "none", "scale": "none"}, {"credit": "outcome"}),
+    ),
+    Fence(
+        "credit",
+        ("kl.placement",),
+        lambda v: isinstance(v.credit, token_credit._EntropyCredit) and v.kl_in_reward,
+        "tells right from wrong by the reward and shapes it by entropies, where a KL penalty has no place",
+        _fixed({"kl.placement": "loss"}),
+    ),
+    Fence(
+        "credit",
+        ("kl.placement",),
+        lambda v: isinstance(v.credit, credit.Decoupled) and v.kl_in_reward,
+        "normalises each reward function by itself, and a KL penalty belongs to none of them",
+        _fixed({"kl.placement": "loss"}),
+    ),
+    Fence(
+        "credit",
+        ("scale.over",),
+        lambda v: isinstance(v.credit, credit.Decoupled) and v.scale.per_token,
+        "normalises each reward function over responses, and whitens over tokens in its second stage only",
+        _fixed({"scale.over": "responses"}, {"scale.over": "responses", "credit.over": "tokens"}),
+    ),
+    Fence(
+        "credit",
+        ("baseline",),
+        lambda v: isinstance(v.credit, credit.Decoupled) and isinstance(v.baseline, baseline.Greedy),
+        "compares each reward function by itself, and greedy rewards are known as a total",
+        _fixed(*({"baseline": word} for word in _SAMPLED)),
+    ),
+    Fence(
+        "credit",
+        ("baseline",),
+        lambda v: isinstance(v.credit, credit.Process) and not isinstance(v.baseline, _STEP_BASELINES),
+        "normalises step rewards over the group's steps and takes baseline=group_mean, batch_mean or none",
+        _fixed({"baseline": "group_mean"}, {"baseline": "batch_mean"}, {"baseline": "none"}),
+    ),
+    Fence(
+        "credit",
+        ("scale.over",),
+        lambda v: isinstance(v.credit, credit.Process) and v.scale.per_token,
+        "normalises over steps, where scale.over=tokens has no meaning",
+        _fixed({"scale.over": "responses"}),
+    ),
+    Fence(
+        "credit",
+        ("kl.placement",),
+        lambda v: isinstance(v.credit, credit.Process) and v.kl_in_reward,
+        "has rewards at step ends only, where a KL penalty a token has no place",
+        _fixed({"kl.placement": "loss"}, {"credit": "reward_to_go"}),
+    ),
+)
