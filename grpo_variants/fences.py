@@ -69,7 +69,7 @@ def propose(ways: Iterable[str]) -> Iterator[str]:
 
 
 def _either(words: Sequence[str]) -> str:
-    return " or ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])}, or {words[-1]}"
+    return ", ".join([*words[:-1], f"or {words[-1]}"] if words[1:] else words)
 
 
 def _broken(variant: Variant) -> Fence | None:
@@ -162,7 +162,7 @@ FENCES: tuple[Fence, ...] = (
         ("ratio",),
         lambda v: v.surrogate.needs_ratio and isinstance(v.ratio, ratio.NoRatio),
         "is made of an importance ratio",
-        lambda v: [*_ratios(v), {"surrogate": "reinforce"}],
+        lambda v: [{"surrogate": "reinforce"}, *_ratios(v)],
     ),
     Fence(
         "surrogate",

@@ -8,8 +8,9 @@ import torch
 from hypothesis import strategies as st
 
 import grpo_variants as gv
+from grpo_variants.fences import FENCES
 from grpo_variants.options import resolved_values
-from grpo_variants.variant import AXES, FENCES
+from grpo_variants.variant import AXES
 
 TOKEN_INPUTS = ("logp", "old_logp", "ref_logp", "rollout_logp", "entropy", "draws")
 ROLLOUT_INPUTS = (
@@ -282,7 +283,7 @@ def random_specs(draw):
 
 
 REFUSALS = (
-    *(reason for _, reason in FENCES),
+    *(fence.takes.partition("{")[0] for fence in FENCES),
     "kl.placement='reward' has no gradient through the penalty",
     "scale.over='tokens' whitens the centred advantages",
     "correction.low and correction.high are both none",

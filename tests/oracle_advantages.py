@@ -59,12 +59,12 @@ def tracked(values, sample, samples):
     return values["baseline.prior"] / (2 * values["baseline.prior"])
 
 
-def filtered(values, axis, sample, samples):
+def filtered(values, sample, samples):
     """State and variance of a filter that has run over the group up to a sample."""
-    x, variance = values.get(f"{axis}.mean", 0.0), values[f"{axis}.variance"]
+    x, variance = values["baseline.mean"], values["baseline.variance"]
     for other in group_of(sample, samples):
-        predicted = variance + values[f"{axis}.process"]
-        gain = predicted / (predicted + values[f"{axis}.measurement"])
+        predicted = variance + values["baseline.process"]
+        gain = predicted / (predicted + values["baseline.measurement"])
         x, variance = x + gain * (other.reward - x), (1 - gain) * predicted
         if other is sample:
             return x, variance

@@ -51,7 +51,7 @@ def spec_of(choices):
     return ",".join(["grpo", *words])
 
 
-WAYS_OUT = ("choose ", "set ", "Set ", "use ", "Remove ")
+WAYS_OUT = ("Choose ", "set ", "Set ", "use ", "Remove ")
 
 
 def made(spec):
@@ -81,13 +81,13 @@ def test_every_pair_of_choices_works_or_is_refused_with_the_reason(one, other):
 
 
 REFUSED = {
-    "gspo,credit=reward_to_go": "this ratio has one value a response but this credit gives one advantage a token",
-    "dapo,ratio=none": "this surrogate clips an importance ratio, so ratio=none leaves it without effect",
-    "otb,baseline=group_mean": "this credit has a baseline and a scale of its own",
-    "spo,credit=reward_to_go": "a rule that remembers the rewards of earlier steps reads one reward a response",
-    "grpo,scale=kalman_std": "scale=kalman_std is the deviation of a filter that is the baseline",
-    "dcpo,baseline=leave_one_out": "scale=smoothed_std subtracts the means of the step and of all steps itself",
-    "passk,credit=process": "a transform is of a response's reward as a whole|process",
+    "gspo,credit=reward_to_go": "ratio=sequence has one value a response and takes one advantage a response",
+    "dapo,ratio=none": "surrogate=clip is made of an importance ratio; got ratio=none",
+    "otb,baseline=group_mean": "credit=optimal_token has a baseline and a scale of its own",
+    "spo,credit=reward_to_go": "baseline=tracked remembers the rewards of earlier steps",
+    "grpo,scale=kalman_std": "scale=kalman_std takes baseline=kalman",
+    "dcpo,baseline=leave_one_out": "scale=smoothed_std takes baseline=group_mean",
+    "passk,credit=process": "transform=verdict changes a response's reward as a whole|process",
     "gdpo,kl=k1,kl.beta=0.1,kl.placement=reward": "a KL penalty belongs to none of them",
     "gdpo,baseline=greedy": "greedy rewards are known as a total",
     "rloo,singleton=raw,baseline=none": "singleton=raw has no effect",

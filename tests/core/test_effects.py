@@ -216,3 +216,14 @@ def test_what_a_host_hands_in_is_used_instead_of_the_variants_own(name, axis):
     losses = {gv.policy_loss(s, case.tokens(advantages=a, **{name: given[name]})).loss.item() for s in specs}
     assert len(losses) == 1
     assert gv.policy_loss(specs[0], case.tokens(advantages=a)).loss.item() not in losses
+
+
+def test_one_kalman_filter_gives_mean_and_deviation():
+    """Two responses with process 0.5, measurement 0.01: after them P is 0.00993 and 0.00981, x is 0.99338 and 0.01911.
+
+    A_1 = (1 - 0.99338) / sqrt(0.00993), A_2 = -0.01911 / sqrt(0.00981).
+    """
+    found = gv.advantages("krpo,baseline.process=0.5", [1.0, 0.0], ["q", "q"])
+    assert found.tolist() == pytest.approx([0.0664455, -0.1929227], rel=1e-4)
+    with pytest.raises(ValueError, match=r"krpo: scale=kalman_std has no field 'process'"):
+        gv.get("krpo,scale.process=0.5")
