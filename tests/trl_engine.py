@@ -2,7 +2,7 @@
 
 vLLM itself is not needed: `LLM`, `SamplingParams` and the server's completions route are replaced, with the signatures
 that TRL uses and vLLM's rules (a temperature of 0 is greedy and draws one response; log-probabilities are those of the
-processed distribution, after temperature and top_p).
+processed distribution, after allowed tokens, temperature and top_p).
 """
 
 import math
@@ -28,6 +28,7 @@ class SamplingParams:
     logprobs: int | None = None
     seed: int | None = None
     stop_token_ids: list | None = None
+    allowed_token_ids: list | None = None
 
     def __post_init__(self):
         if self.temperature < 1e-5 and self.n > 1:
@@ -76,6 +77,9 @@ def draw(logits, params):
     """A token and its log-probability in the processed distribution."""
     if params.temperature < 1e-5:
         return int(logits.argmax()), 0.0
+    if params.allowed_token_ids:
+        allowed = torch.tensor(params.allowed_token_ids)
+        logits = torch.full_like(logits, -math.inf).index_copy(0, allowed, logits[allowed])
     probabilities = (logits / params.temperature).softmax(-1)
     ordered, order = probabilities.sort(descending=True)
     outside = ordered.cumsum(0) - ordered >= params.top_p

@@ -72,12 +72,12 @@ def test_the_engine_is_asked_for_one_most_likely_response(tmp_path, monkeypatch,
     """Between two sampled batches; the user's other generation settings stay, and the sampled ones come back."""
     engine = trl_engine.behind_trl(monkeypatch, trl_engine.Engine())
     flags = {"use_vllm": True, "vllm_mode": mode, "top_p": 0.9, "top_k": 2, "repetition_penalty": 1.1}
-    trainer = make(tmp_path, "gv_remax", generation_kwargs={"temperature": 1.0, "seed": 3}, **flags)
+    trainer = make(tmp_path, "gv_remax", generation_kwargs={"temperature": 1.0, "stop_token_ids": [7]}, **flags)
     for _ in range(2):
         trainer._generate_and_score_completions(two_prompts(trainer))
     one, first, again, second = (params for _, params in engine.asked)
     assert (first.n, first.temperature, first.top_p, first.top_k, first.min_p) == (1, 0.0, 1.0, 0, 0.0)
-    assert (first.repetition_penalty, first.seed, first.max_tokens) == (1.1, 3, 6)
+    assert (first.repetition_penalty, first.stop_token_ids, first.max_tokens) == (1.1, [7], 6)
     assert first == second
     assert (one.temperature, one.top_p, one.top_k, one.n) == (1.0, 0.9, 2, 4 if mode == "server" else 1)
     assert one == again

@@ -236,6 +236,24 @@ def test_the_weight_of_a_truncated_distribution_is_the_mass_that_it_kept(tmp_pat
     assert note in trainer.variant_card.text()
 
 
+def test_the_weight_of_a_response_of_allowed_tokens_is_the_mass_that_they_have(tmp_path, engine):
+    """Tokens 1 and 2 are allowed: a token's weight is their probability under the policy that sampled."""
+    flags = dict(use_vllm=True, vllm_mode="colocate", generation_kwargs={"allowed_token_ids": [1, 2]}, max_steps=1)
+    trainer = make(tmp_path, f"gv_{BASE},correction=token_truncate", **flags)
+    seen = recorded(trainer)
+    trainer.train()
+    x = seen[0]["inputs"]
+    ids = torch.cat([x["prompt_ids"], x["completion_ids"]], 1)
+    with torch.no_grad():
+        logits = tiny_model.model()(ids).logits[:, x["prompt_ids"].shape[1] - 1 : -1]
+    kept = logits.softmax(-1)[..., 1:].sum(-1).log()
+    mask = x["completion_mask"].bool()
+    rows = [kept[row][mask[row]].tolist() for row in range(len(mask))]
+    assert found(trainer) == pytest.approx(diagnostics(rows), rel=1e-3, abs=1e-5)
+    assert found(trainer)["ratio/max"] < 1
+    assert "allowed_token_ids=[1, 2]; the correction's weights take that into account" in trainer.variant_card.notes[-1]
+
+
 READERS = {
     "correction=sequence_truncate": "correction=sequence_truncate",
     "correction=sequence_mask,correction.low=0.5,correction.high=2": "correction=sequence_mask",
@@ -248,11 +266,52 @@ READERS = {
 
 @pytest.mark.parametrize("part", READERS)
 @pytest.mark.parametrize(
-    ("setting", "mend"), [({"top_p": 0.9}, "Set top_p=1,"), ({"top_k": 20, "min_p": 0.1}, "Set top_k=0, min_p=0,")]
+    ("setting", "mend"),
+    [
+        ({"top_p": 0.9}, "Set top_p=1,"),
+        ({"top_k": 20, "min_p": 0.1}, "Set top_k=0, min_p=0,"),
+        ({"generation_kwargs": {"allowed_token_ids": [0, 1]}}, "Remove allowed_token_ids,"),
+        ({"generation_kwargs": {"structured_outputs": {"regex": "1+"}}}, "Remove structured_outputs,"),
+        ({"vllm_structured_outputs_regex": "1+"}, "Remove vllm_structured_outputs_regex,"),
+        ({"top_p": 0.9, "generation_kwargs": {"bad_words": ["0"]}}, "Set top_p=1 and remove bad_words,"),
+        ({"generation_kwargs": {"a_new_sampler": 2}}, "Remove a_new_sampler,"),
+    ],
 )
 def test_a_truncated_distribution_is_refused_by_what_would_take_it_for_mismatch(tmp_path, part, setting, mend):
     with pytest.raises(ValueError, match=re.escape(READERS[part]) + ".*would take that for mismatch.*" + mend):
         make(tmp_path, f"gv_{BASE},{part}", use_vllm=True, **setting)
+
+
+BREAKS = {
+    "top log-probabilities": ({"logprobs": 3}, {"use_vllm": True}, "logprobs=3, and TRL takes the first"),
+    "one top log-probability": ({"logprobs": 1}, {"use_vllm": True, "vllm_mode": "server"}, "logprobs=1, and TRL"),
+    "no log-probabilities": ({"logprobs": None}, {"use_vllm": True}, "logprobs=None, and TRL takes the first"),
+    "more responses": ({"n": 2}, {"use_vllm": True}, "n=2, and TRL sets itself how many responses it asks for"),
+    "a server's responses": ({"n": 4}, {"use_vllm": True, "vllm_mode": "server"}, "n=4, and TRL sets itself how many"),
+    "a seed": ({"seed": 5}, {"use_vllm": True}, "seed=5. TRL asks a colocated engine for each response alone, so all"),
+    "no sampling": ({"do_sample": False}, {}, "do_sample=False, with which all responses of a prompt are the same"),
+    "several sequences": ({"num_return_sequences": 2}, {}, "num_return_sequences=2, and TRL expects one response"),
+    "another kind of output": ({"return_dict_in_generate": True}, {}, "return_dict_in_generate=True, and TRL expects"),
+}
+
+
+@pytest.mark.parametrize("case", BREAKS)
+def test_settings_that_break_sampling_are_refused_by_name_at_the_start(tmp_path, case):
+    settings, flags, text = BREAKS[case]
+    text = f"loss_type='gv_{BASE}' cannot be honoured by TRL: generation_kwargs has {text}"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make(tmp_path, f"gv_{BASE}", generation_kwargs=settings, **flags)
+
+
+def test_a_server_draws_different_responses_from_one_seed(tmp_path, monkeypatch):
+    """It is asked for all responses of a prompt at once, and gives each a seed of its own."""
+    trl_engine.behind_trl(monkeypatch, trl_engine.Engine())
+    make(tmp_path, f"gv_{BASE}", generation_kwargs={"seed": 5}, use_vllm=True, vllm_mode="server")
+
+
+def test_a_temperature_of_0_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"temperature=0\.0 draws the same response again and again"):
+        make(tmp_path, f"gv_{BASE}", temperature=0.0)
 
 
 @pytest.mark.parametrize("engine_flags", [{}, {"use_vllm": True}])
