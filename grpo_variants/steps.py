@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import pairwise
@@ -99,7 +99,8 @@ def step_rewards(at: str | re.Pattern[str] = "lines") -> Callable[[Callable[...,
     The function takes `steps`, a list of texts for each response, and whatever else a reward function takes; it returns
     a list of numbers for each response, one a step, or None for a response that it does not score. It may be async. at:
     as in `step_spans`.
-    Raises ValueError where the numbers are not one a step, and for a completion that is not one text.
+    Raises ValueError where the numbers are not one a step, for a completion that is not one text, and for a column of
+    the data set that is named `steps` too.
     """
     _pattern(at)
 
@@ -108,17 +109,30 @@ def step_rewards(at: str | re.Pattern[str] = "lines") -> Callable[[Callable[...,
 
         @wraps(function)
         def score(completions: Sequence[Any], **columns: Any) -> list[list[Step] | None]:
+            check_columns(name, columns)
             spans, steps = _split(completions, at)
             return _paired(name, spans, function(steps=steps, completions=completions, **columns))
 
         @wraps(function)
         async def score_later(completions: Sequence[Any], **columns: Any) -> list[list[Step] | None]:
+            check_columns(name, columns)
             spans, steps = _split(completions, at)
             return _paired(name, spans, await function(steps=steps, completions=completions, **columns))
 
-        return score_later if inspect.iscoroutinefunction(function) else score
+        decorated: Any = score_later if inspect.iscoroutinefunction(function) else score
+        decorated.takes_steps = True
+        return decorated
 
     return decorate
+
+
+def check_columns(name: str, columns: Iterable[str]) -> None:
+    """Raise ValueError for a column that would take the place of the steps which a function is given."""
+    if "steps" in columns:
+        raise ValueError(
+            f"the data set has a column 'steps', and {name} is given the steps of its responses under that name by "
+            "@step_rewards. Rename the column, for example with dataset.rename_column('steps', 'known_steps')."
+        )
 
 
 def _split(completions: Sequence[Any], at: str | re.Pattern[str]) -> tuple[list[list[Span]], list[list[str]]]:

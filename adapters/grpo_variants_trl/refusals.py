@@ -14,6 +14,7 @@ from grpo_variants.baseline import Greedy
 from grpo_variants.credit import Process
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
+from grpo_variants.steps import check_columns
 from grpo_variants.trl_limits import trl_refusals
 from grpo_variants.variant import Variant
 from grpo_variants_trl.decoding import decoding_refusals
@@ -35,6 +36,7 @@ def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iter
     """What is wrong, what the config says first and what the model says last."""
     variant = choice.variant
     yield from _inputs(variant, args, given)
+    yield from _columns(given)
     yield from decoding_refusals(variant, args, given)
     yield from ending_refusals(variant, args, given)
     yield from _lengths(variant, args)
@@ -86,12 +88,33 @@ def _refill(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Ite
         yield f"a batch has {prompts} prompts and the data set only {len(rows)}. Give at least as many."
 
 
+# Names under which TRL hands its own values to reward functions, beside the columns of the data set.
+_ARGUMENTS = ("prompts", "completions")
+
+
+def _columns(given: Mapping[str, Any]) -> Iterator[str]:
+    """Columns of the data set whose names reward functions are given something else under."""
+    columns = getattr(given.get("train_dataset"), "column_names", None) or ()
+    for name in sorted({*_ARGUMENTS} & {*columns}):
+        yield (
+            f"the data set has a column {name!r}, the name under which reward functions get the batch's {name}. Rename "
+            f"the column, for example with dataset.rename_column({name!r}, 'known_{name}')."
+        )
+    for function in _reward_functions(given):
+        if getattr(function, "takes_steps", False):
+            check_columns(function.__name__, columns)
+
+
+def _reward_functions(given: Mapping[str, Any]) -> list[Any]:
+    functions = given.get("reward_funcs")
+    return list(functions) if isinstance(functions, (list, tuple)) else [functions]
+
+
 def _step_models(variant: Variant, given: Mapping[str, Any]) -> list[str]:
     """Reward models give TRL one number a response; from a model that scores tokens it would be the first of them."""
     if not isinstance(variant.credit, Process) or given.get("reward_funcs") is None:
         return []
-    functions = given["reward_funcs"]
-    functions = functions if isinstance(functions, (list, tuple)) else [functions]
+    functions = _reward_functions(given)
     mend = "Call the model in a function under @gvt.step_rewards that returns its scores at the steps' ends."
     scorers = [name for name in (type(f).__name__ for f in functions) if name.endswith("ForTokenClassification")]
     if scorers:

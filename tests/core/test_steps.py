@@ -155,6 +155,21 @@ def test_a_function_of_steps_becomes_a_reward_function():
     assert lengths.__name__ == "lengths"
 
 
+async def awaited(score, **columns):
+    found = score(**columns)
+    return await found if asyncio.iscoroutine(found) else found
+
+
+@pytest.mark.parametrize("score", [lengths, lengths_later])
+def test_a_column_named_as_the_steps_is_an_error_that_says_what_to_rename(score):
+    text = (
+        f"the data set has a column 'steps', and {score.__name__} is given the steps of its responses under that name "
+        "by @step_rewards. Rename the column, for example with dataset.rename_column('steps', 'known_steps')."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        asyncio.run(awaited(score, completions=["a\nb"], steps=[3], factor=1))
+
+
 @pytest.mark.parametrize(
     ("found", "text"),
     [

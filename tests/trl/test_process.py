@@ -101,6 +101,29 @@ def test_spans_of_text_are_mapped_to_tokens(tmp_path):
     torch.testing.assert_close(out["advantages"], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (
+            "steps",
+            "the data set has a column 'steps', and lines is given the steps of its responses under that name by",
+        ),
+        (
+            "completions",
+            "the data set has a column 'completions', the name under which reward functions get the batch's",
+        ),
+    ],
+)
+def test_a_column_named_as_an_argument_is_refused_at_the_start(tmp_path, column, text):
+    @gvt.step_rewards()
+    def lines(steps, **columns):
+        return [[1.0] * len(own) for own in steps]
+
+    rows = tiny_model.dataset().rename_column("t", column)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make(tmp_path, "gv_grpo_process", rewards=[lines], train_dataset=rows)
+
+
 def test_an_outcome_reward_joins_the_last_step(tmp_path):
     """Weighted, like every function: on the step that ends with the response, or as a step of its own."""
 
