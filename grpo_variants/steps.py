@@ -104,7 +104,7 @@ def step_rewards(at: str | re.Pattern[str] = "lines") -> Callable[[Callable[...,
     """
     _pattern(at)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Any]) -> Any:
         name = getattr(function, "__name__", type(function).__name__)
 
         @wraps(function)
