@@ -137,12 +137,12 @@ class ZeroVariance:
     """Dynamic sampling: groups without signal are dropped and new prompts drawn (DAPO, arXiv 2503.14476).
 
     metric: what has to vary: none for the total reward, or the name of one reward function.
-    max_rounds: how often new prompts are drawn before the batch stays short; 0 only drops.
+    max_rounds: how often new prompts are drawn before the batch stays short; 0 only drops, none for no bound (verl).
     """
 
     metric: str | None = None
-    max_rounds: int = 10
+    max_rounds: int | None = 10
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        check_number("filter.max_rounds", self.max_rounds, at_least=0)
+        check_number("filter.max_rounds", self.max_rounds, at_least=0, optional=True)

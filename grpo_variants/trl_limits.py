@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from grpo_variants.filters import ZeroVariance
 from grpo_variants.token_credit import OptimalToken
 from grpo_variants.variant import Variant
 
@@ -19,4 +20,9 @@ def trl_refusals(variant: Variant) -> Iterator[str]:
         yield (
             "tokens.denominator=kept needs the number of kept tokens of the whole step before its first backward pass. "
             "Use tokens.denominator=all."
+        )
+    if isinstance(variant.filter, ZeroVariance) and variant.filter.max_rounds is None:
+        yield (
+            "filter.max_rounds=none draws new prompts without a bound, so that a run whose prompts have no signal "
+            "would never end. Set filter.max_rounds=10."
         )

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from grpo_variants import verl_words as words
 from grpo_variants.advantage import advantages
@@ -21,6 +22,7 @@ from grpo_variants.inputs import Counts, Rollouts, Tokens
 from grpo_variants.objective import policy_loss
 from grpo_variants.shaping import Mask, Penalty
 from grpo_variants.variant import Variant
+from grpo_variants.verl_findings import Finding, Fix
 
 
 @lru_cache(maxsize=256)
@@ -37,61 +39,84 @@ def loss_form(variant: Variant) -> Variant:
     return replace(variant, kl=None, correction=own, ratio=ratio)
 
 
-def advantage_refusals(variant: Variant, extra: Collection[str] = ()) -> Iterator[str]:
+def advantage_refusals(variant: Variant, extra: Collection[str] = ()) -> Iterator[Finding]:
     """Why verl cannot give an estimator what this advantage rule needs; nothing where it can.
 
     extra: inputs that it hands over besides, of `EXTRA_INPUTS`.
     """
-    if isinstance(variant.baseline, Greedy):
-        yield (
-            f"{variant.name}: verl draws greedy responses for its own estimator only. Use {words.ESTIMATOR}=remax with "
-            "trainer.use_v1=False (the V1 trainer draws none)."
-        )
-        return
-    if variant.remembers:
-        yield (
-            f"{variant.name}: it remembers the prompts of earlier steps, and verl gives every prompt a new uid in "
-            "every step, so that none would be met again. It runs in TRL, and with gv.advantages in your own trainer."
-        )
-        return
-    if isinstance(variant.credit, Decoupled):
-        yield (
-            f"{variant.name}: verl hands the values of single reward functions to its own estimator only. Use "
-            f"{words.ESTIMATOR}=gdpo with algorithm.gdpo_reward_keys, which is this one under conventions=verl."
-        )
+    reason = _other_trainer(variant)
+    if reason is not None:
+        yield reason
         return
     complaint = _dry_run(variant, extra)
     if complaint is None:
         return
-    legacy = words.shell({words.EXTEND_HOST: True, "trainer.use_v1": False})
-    mend = f" Mend: {legacy}" if _dry_run(variant, EXTRA_INPUTS) is None else ""
-    yield f"{variant.name}: verl does not hand this over to a plugin. {complaint}{mend}"
+    extended = {words.EXTEND_HOST: True, words.V1: False, words.SUM_PI_SQUARED: True}
+    fixes = (Fix(extended),) if _dry_run(variant, EXTRA_INPUTS) is None else ()
+    yield Finding(f"{variant.name}: verl does not hand this over to a plugin. {complaint}", fixes)
 
 
-# What verl hands to its own optimal_token_baseline only; `extend_host` hands it to every gv_ estimator.
+def _other_trainer(variant: Variant) -> Finding | None:
+    """What verl does for its own estimator only, or not at all."""
+    if isinstance(variant.baseline, Greedy):
+        own = Fix({words.ESTIMATOR: "remax", words.V1: False})
+        return Finding(
+            f"{variant.name}: verl draws greedy responses for its own estimator only, in the legacy trainer.", (own,)
+        )
+    if variant.remembers:
+        return Finding(
+            f"{variant.name}: it remembers the prompts of earlier steps, and verl gives every prompt a new uid in "
+            "every step, so that none would be met again. It runs in TRL, and with gv.advantages in your own trainer."
+        )
+    if isinstance(variant.credit, Decoupled):
+        return Finding(
+            f"{variant.name}: verl hands the values of single reward functions to its own estimator only, which is "
+            "this one under conventions=verl, in the legacy trainer. Name the values in "
+            "+algorithm.gdpo_reward_keys=[...].",
+            (Fix({words.ESTIMATOR: "gdpo", words.V1: False}),),
+        )
+    return None
+
+
+# What verl hands to its own optimal_token_baseline only; `extend_host` hands it to every gv_ estimator, the sum of
+# squared probabilities where verl computes it (SUM_PI_SQUARED).
 EXTRA_INPUTS = ("old_logp", "sum_pi_squared")
 
 
 def _dry_run(variant: Variant, extra: Collection[str]) -> str | None:
     """The complaint of an advantage rule that gets what verl hands over; None where there is none."""
+    return _complaint(lambda: _tried(variant, [0, 0, 1, 1], extra))
+
+
+def compares_siblings(variant: Variant) -> bool:
+    """Whether every advantage is 0 where each prompt has a single response."""
+    return _dry_run(variant, EXTRA_INPUTS) is None and not _tried(variant, [0, 1, 2, 3], EXTRA_INPUTS).any()
+
+
+def _tried(variant: Variant, groups: list[int], extra: Collection[str]) -> Tensor:
+    """Advantages of four responses, two of them right, with what verl hands over and with extra inputs."""
     mask = torch.ones(4, 3, dtype=torch.bool)
     token_rewards = torch.tensor([[0.0, 0.0, r] for r in (1.0, 0.0, 0.0, 1.0)])
     given: dict[str, Any] = {name: torch.full((4, 3), 0.5) for name in extra}
     given["step_ends"] = mask if isinstance(variant.credit, Process) else None
     rewards = token_rewards.sum(1)
-    rollouts = Rollouts(rewards=rewards, groups=[0, 0, 1, 1], mask=mask, token_rewards=token_rewards, **given)
-    return _complaint(lambda: advantages(advantage_form(variant), rollouts))
+    rollouts = Rollouts(rewards=rewards, groups=groups, mask=mask, token_rewards=token_rewards, **given)
+    return advantages(advantage_form(variant), rollouts)
 
 
-def loss_refusals(variant: Variant) -> Iterator[str]:
+def loss_refusals(variant: Variant) -> Iterator[Finding]:
     """Why verl cannot give a policy loss what this objective needs; nothing where it can."""
     if getattr(variant.aggregation, "empty_rows", "count") == "exclude":
-        yield (
+        yield Finding(
             f"{variant.name}: aggregation.empty_rows=exclude needs the number of responses with a token, which verl "
-            "does not count. Set aggregation.empty_rows=count."
+            "does not count.",
+            (Fix(objective={"aggregation.empty_rows": "count"}),),
         )
     if variant.kl_in_loss and variant.kl is not None and variant.kl.weighted != "none":
-        yield (f"{variant.name}: verl adds the KL term itself and cannot weigh it by the ratio. Set kl.weighted=none.")
+        yield Finding(
+            f"{variant.name}: verl adds the KL term itself and cannot weigh it by the ratio.",
+            (Fix(objective={"kl.weighted": "none"}),),
+        )
     if isinstance(variant.aggregation, PromptMean):
         yield from _prompt_mean_refusal(variant)
         return
@@ -100,13 +125,13 @@ def loss_refusals(variant: Variant) -> Iterator[str]:
     counts = Counts(tokens=4, sequences=2, nonempty=2, length=2)
     complaint = _complaint(lambda: policy_loss(loss_form(variant), x, counts))
     if complaint is not None:
-        yield f"{variant.name}: verl does not hand this over to a plugin. {complaint}"
+        yield Finding(f"{variant.name}: verl does not hand this over to a plugin. {complaint}")
 
 
 def rollout_refusals(variant: Variant) -> Iterator[str]:
     """Why verl cannot follow a rollout rule while it samples; nothing where it can."""
     rule = variant.filter
-    if isinstance(rule, ZeroVariance) and rule.max_rounds != ZeroVariance().max_rounds:
+    if isinstance(rule, ZeroVariance) and rule.max_rounds not in (None, ZeroVariance().max_rounds):
         yield (
             f"{variant.name}: filter.max_rounds={rule.max_rounds} bounds how often new prompts are drawn, and verl "
             f"draws until the batch is full: its V1 trainer ignores {words.ROUNDS}. Leave filter.max_rounds out, or "
@@ -124,20 +149,25 @@ def rollout_refusals(variant: Variant) -> Iterator[str]:
         )
 
 
-def _prompt_mean_refusal(variant: Variant) -> Iterator[str]:
+def _prompt_mean_refusal(variant: Variant) -> Iterator[Finding]:
     why = (
         f"{variant.name}: aggregation=prompt_mean weighs a response by its group's tokens, which a policy loss of verl "
         "does not see"
     )
+    plain = Fix(objective=TOKEN_MEAN)
     if not homogeneous(variant):
-        yield f"{why}, and its surrogate does not scale with A, so advantages cannot carry it. Use {words.TOKEN_MEAN}."
+        yield Finding(
+            f"{why}, and its surrogate does not scale with A, so advantages cannot carry it. Take the token mean.",
+            (plain,),
+        )
         return
-    pair = {
-        words.OPTIONS: "aggregation=prompt_mean",
-        words.LOSS_TARGET: words.LOSS_CONFIG,
-        words.LOSS_OPTIONS: words.TOKEN_MEAN,
-    }
-    yield f"{why}; the advantages can carry it. Use the pair {words.shell(pair)}."
+    pair = Fix(advantage=PROMPT_MEAN, objective=TOKEN_MEAN, name=variant.name)
+    yield Finding(f"{why}; the advantages can carry it over a token mean. Use the pair.", (pair,))
+
+
+# The two ends of a mean over prompts: the advantages carry the weights, the loss takes the token mean.
+PROMPT_MEAN = {"aggregation": "prompt_mean"}
+TOKEN_MEAN = {"aggregation": "token_mean"}
 
 
 def homogeneous(variant: Variant) -> bool:
@@ -152,7 +182,7 @@ def homogeneous(variant: Variant) -> bool:
     old = logp + torch.tensor([[0.1, -1.4, 1.2, -0.2]])
     form, counts = loss_form(variant), Counts(tokens=4, sequences=1, nonempty=1, length=4)
 
-    def term(scale: float) -> torch.Tensor:
+    def term(scale: float) -> Tensor:
         x = Tokens(logp=logp, mask=logp < 0, advantages=scale * advantage, old_logp=old)
         return form.surrogate(form.ratio(x), x, counts).loss
 

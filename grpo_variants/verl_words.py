@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from grpo_variants import aggregation, correction, divergence, filters, shaping
+from grpo_variants import aggregation, correction, divergence, filters, shaping, surrogate
 from grpo_variants.options import choice_name
 from grpo_variants.variant import AXES, End, Variant
 
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 ESTIMATOR = "algorithm.adv_estimator"
+GAMMA = "algorithm.gamma"
 LOSS_MODE = f"{POLICY_LOSS}.loss_mode"
 BYPASS_LOSS = f"{POLICY_LOSS}.rollout_correction.loss_type"
 OPTIONS = "algorithm.grpo_variants.options"
@@ -26,16 +27,23 @@ EXTEND_HOST = "algorithm.grpo_variants.extend_host"
 LOSS_TARGET = f"{POLICY_LOSS}._target_"
 LOSS_CONFIG = "grpo_variants_verl.VariantPolicyLossConfig"
 LOSS_OPTIONS = f"{POLICY_LOSS}.options"
-TOKEN_MEAN = "aggregation=token_mean"
 AGGREGATION = f"{ACTOR}.loss_agg_mode"
 SCALE_FACTOR = f"{ACTOR}.loss_scale_factor"
 MAX_LENGTH = "data.max_response_length"
 CORRECTION = "algorithm.rollout_correction"
 BATCH_NORMALIZE = f"{CORRECTION}.rollout_is_batch_normalize"
+BYPASS = f"{CORRECTION}.bypass_mode"
+KL_CONTROL = "algorithm.kl_ctrl"
 FILTER = "algorithm.filter_groups"
 ROUNDS = f"{FILTER}.max_num_gen_batches"
 V1 = "trainer.use_v1"
 ROLLOUT = "actor_rollout_ref.rollout"
+ENGINE_LOGP = f"{ROLLOUT}.calculate_log_probs"
+SUM_PI_SQUARED = f"{ACTOR}.calculate_sum_pi_squared"
+RESPONSES = f"{ROLLOUT}.n"
+PROMPTS = "data.train_batch_size"
+ADAPTER = "actor_rollout_ref.model.lora_adapter_path"
+MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 REWARD_MANAGER = "reward.reward_manager.name"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 LONGEST = "reward.reward_kwargs.max_resp_len"
@@ -125,8 +133,8 @@ def kl_in_reward_settings(kl: divergence.KL | None) -> Settings:
     return {
         "algorithm.use_kl_in_reward": True,
         "algorithm.kl_penalty": kl.estimator,
-        "algorithm.kl_ctrl.type": "fixed",
-        "algorithm.kl_ctrl.kl_coef": kl.beta,
+        f"{KL_CONTROL}.type": "fixed",
+        f"{KL_CONTROL}.kl_coef": kl.beta,
     }
 
 
@@ -141,7 +149,20 @@ def read_kl_in_reward(get: Get) -> divergence.KL | None:
     """The KL penalty that a configuration makes verl take off the rewards; None for none."""
     if not get("algorithm.use_kl_in_reward"):
         return None
-    return _kl(str(get("algorithm.kl_penalty")), float(get("algorithm.kl_ctrl.kl_coef")), "reward")
+    return _kl(str(get("algorithm.kl_penalty")), float(get(f"{KL_CONTROL}.kl_coef")), "reward")
+
+
+def kl_control(get: Get) -> str | None:
+    """How verl changes the coefficient of the KL penalty during a run; None for a fixed one or for no penalty."""
+    if not get("algorithm.use_kl_in_reward") or get(f"{KL_CONTROL}.type") != "adaptive":
+        return None
+    target, horizon = (get(f"{KL_CONTROL}.{field}") for field in ("target_kl", "horizon"))
+    return f"adaptive, towards a KL of {target} over a horizon of {horizon}"
+
+
+def reference_lacks_adapter(get: Get) -> bool:
+    """Whether a KL is taken to the base model while a run starts from an adapter: verl switches adapters off for it."""
+    return bool(get(ADAPTER)) and bool(get("algorithm.use_kl_in_reward") or get(f"{ACTOR}.use_kl_loss"))
 
 
 def _kl(word: str, beta: float, placement: Any) -> divergence.KL | None:
@@ -165,7 +186,59 @@ def _kl_words(kl: divergence.KL | None) -> tuple[Any, ...] | None:
     return kl.estimator, kl.beta, kl.placement, gradient
 
 
-# ---- clip
+# ---- fields of the policy loss
+
+# verl's defaults, below the actor: a field that still has its default was not moved by the user.
+LOSS_DEFAULTS: Mapping[str, float | None] = {
+    "clip_ratio": 0.2,
+    "clip_ratio_low": 0.2,
+    "clip_ratio_high": 0.2,
+    "clip_ratio_c": 3.0,
+    "tau_pos": 1.0,
+    "tau_neg": 1.05,
+    "policy_loss.clip_cov_ratio": 2e-4,
+    "policy_loss.clip_cov_lb": 1.0,
+    "policy_loss.clip_cov_ub": 5.0,
+    "policy_loss.kl_cov_ratio": 2e-4,
+    "policy_loss.ppo_kl_coef": 0.1,
+    "policy_loss.dro_beta": None,
+}
+
+# Field of a surrogate -> verl's fields that say the same, the more specific one first.
+Fields = Mapping[str, tuple[str, ...]]
+CLIP: Fields = {"low": ("clip_ratio_low", "clip_ratio"), "high": ("clip_ratio_high", "clip_ratio")}
+DUAL_CLIP: Fields = {**CLIP, "dual": ("clip_ratio_c",)}
+CAPPED_CLIP: Fields = {**CLIP, "cap": ("clip_ratio_c",)}
+TAUS: Fields = {"tau_pos": ("tau_pos",), "tau_neg": ("tau_neg",)}
+CLIP_COV: Fields = {
+    **CLIP,
+    "fraction": ("policy_loss.clip_cov_ratio",),
+    "cov_low": ("policy_loss.clip_cov_lb",),
+    "cov_high": ("policy_loss.clip_cov_ub",),
+}
+KL_COV: Fields = {"fraction": ("policy_loss.kl_cov_ratio",), "coef": ("policy_loss.ppo_kl_coef",)}
+DRO: Fields = {"tau": ("policy_loss.dro_beta",)}
+
+_OF_SURROGATE: Mapping[type, Fields] = {
+    surrogate.DppoTv: CAPPED_CLIP,
+    surrogate.DppoKl: CAPPED_CLIP,
+    surrogate.Sapo: TAUS,
+    surrogate.ClipCov: CLIP_COV,
+    surrogate.KlCov: KL_COV,
+    surrogate.Dro: DRO,
+}
+
+
+def loss_fields(cls: type) -> Fields:
+    """What verl calls the fields of a surrogate: those of its own loss of that kind, else those of the clip by name."""
+    own = {field.name for field in fields(cls)}
+    return _OF_SURROGATE.get(cls) or {field: keys for field, keys in DUAL_CLIP.items() if field in own}
+
+
+def moved_fields(get: Get) -> dict[str, float]:
+    """verl's fields of the policy loss that no longer have their default, with their values."""
+    values = {key: get(f"{ACTOR}.{key}") for key in LOSS_DEFAULTS}
+    return {k: float(v) for k, v in values.items() if v is not None and v != LOSS_DEFAULTS[k]}
 
 
 def clip_settings(variant: Variant) -> Settings:
@@ -197,10 +270,14 @@ def correction_settings(variant: Variant) -> Settings:
             )
         settings |= found
     if settings or variant.ratio.anchor == "rollout":
-        settings[f"{ROLLOUT}.calculate_log_probs"] = True
+        settings[ENGINE_LOGP] = True
     if variant.ratio.anchor == "rollout":
-        settings[f"{CORRECTION}.bypass_mode"] = True
+        settings[BYPASS] = True
     return settings
+
+
+# Neither a rollout weight nor a rejection.
+NO_CORRECTION: Settings = {f"{CORRECTION}.rollout_is": None, f"{CORRECTION}.rollout_rs": None}
 
 
 def _weight(level: str, threshold: Any) -> Settings:
@@ -244,11 +321,12 @@ _CORRECTIONS: Mapping[type, Callable[[Any], Settings]] = {
 
 
 def read_correction(get: Get) -> tuple[correction.Correction, ...]:
-    """The corrections that a configuration makes verl apply to a gv_ loss; none in bypass mode.
+    """The corrections that a configuration makes verl apply to a gv_ loss.
 
+    None in bypass mode, and none where the engine's log-probabilities are not kept: verl then computes no weight.
     Raises ValueError for a rejection that has no part here.
     """
-    if get(f"{CORRECTION}.bypass_mode"):
+    if get(BYPASS) or not get(ENGINE_LOGP):
         return ()
     level, threshold = get(f"{CORRECTION}.rollout_is"), get(f"{CORRECTION}.rollout_is_threshold")
     parts: list[correction.Correction] = []
@@ -281,6 +359,12 @@ def _open(bound: float) -> float | None:
 # ---- rollout rule
 
 
+def prompts_of_step(get: Get) -> int:
+    """Prompts that a step computes advantages for: a share of the batch where weights are synchronised less often."""
+    mode = get("trainer.v1.trainer_mode") if get(V1) else None
+    return int(get(PROMPTS)) // int(get(f"trainer.v1.{mode}.parameter_sync_step") or 1)
+
+
 def filter_settings(variant: Variant) -> Settings:
     """The host's group filter."""
     rule = variant.filter
@@ -290,11 +374,11 @@ def filter_settings(variant: Variant) -> Settings:
 
 
 def read_filter(get: Get) -> filters.NoFilter | filters.ZeroVariance:
-    """The group filter of a configuration, which no field of verl's bounds."""
-    if not get(f"{FILTER}.enable"):
+    """The group filter of a configuration: drawn without a bound by the V1 trainer, none by the legacy one."""
+    if not get(f"{FILTER}.enable") or not get(V1):
         return filters.NoFilter()
     metric = get(f"{FILTER}.metric")
-    return filters.ZeroVariance(metric=None if metric in (None, "reward") else str(metric))
+    return filters.ZeroVariance(metric=None if metric in (None, "reward") else str(metric), max_rounds=None)
 
 
 def overlong_settings(variant: Variant) -> Settings:
@@ -328,14 +412,17 @@ def options_of(variant: Variant, axes: tuple[str, ...]) -> str:
 # ---- overrides
 
 
-def overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as Hydra overrides."""
-    return [f"{'+' if key.startswith(ADDED) else ''}{key}={_hydra(value)}" for key, value in settings.items()]
+def overrides(settings: Mapping[str, Any], adding: str = "+") -> list[str]:
+    """Settings as Hydra overrides; keys that verl's own configuration lacks start with `adding`.
+
+    That is +, or ++ where the configuration may have them already.
+    """
+    return [f"{adding if key.startswith(ADDED) else ''}{key}={_hydra(value)}" for key, value in settings.items()]
 
 
-def shell(settings: Mapping[str, Any]) -> str:
+def shell(settings: Mapping[str, Any], adding: str = "+") -> str:
     """Settings as words for a shell."""
-    return " ".join(shlex.quote(override) for override in overrides(settings))
+    return " ".join(shlex.quote(override) for override in overrides(settings, adding))
 
 
 def _hydra(value: Any) -> str:

@@ -232,7 +232,7 @@ FIELD_VALUES = {
     "tokens.fraction": (0.2, 0.5),
     "tokens.denominator": ("all", "kept"),
     "filter.metric": (None, "accuracy"),
-    "filter.max_rounds": (0, 10),
+    "filter.max_rounds": (0, 10, None),
     "overlong.statistics": ("keep", "drop"),
     "overlong.buffer": (16, 4096),
     "overlong.factor": (0.5, 1.0),

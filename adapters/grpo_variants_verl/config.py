@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from verl.workers.config import PolicyLossConfig
 
 from grpo_variants.names import PREFIX, is_prefixed
+from grpo_variants.verl_findings import Finding, Fix, Refused
 from grpo_variants.verl_words import LOSS_MODE, LOSS_OPTIONS
 from grpo_variants_verl.settings import base_name, check_loss_options
 
@@ -25,7 +26,8 @@ class VariantPolicyLossConfig(PolicyLossConfig):
         """Raise ValueError for an option that does not exist, and for options on a loss of verl's own."""
         if not is_prefixed(self.loss_mode):
             if self.options:
-                raise ValueError(f"{LOSS_OPTIONS} has no effect on {LOSS_MODE}={self.loss_mode}; use a gv_ loss.")
+                text = f"{LOSS_OPTIONS} has no effect on {LOSS_MODE}={self.loss_mode}: use a gv_ loss, or leave it out."
+                raise Refused(Finding(text, (Fix({LOSS_OPTIONS: ""}),)))
             return
         name = base_name(self.loss_mode, LOSS_MODE)
         check_loss_options(name, self.options)

@@ -16,6 +16,7 @@ from grpo_variants.masked import discounted_sum_to_go, select
 from grpo_variants.names import PREFIX
 from grpo_variants.objective import row_weights
 from grpo_variants.variant import Variant
+from grpo_variants.verl_findings import Finding, Fix, Refused
 from grpo_variants.verl_limits import advantage_form
 from grpo_variants.verl_words import STEP_REWARDS
 from grpo_variants_verl.settings import carries_prompt_mean, estimator_choice, node_of
@@ -96,16 +97,17 @@ def _step_ends(variant: Variant, rewards: Tensor, mask: Tensor, config: Any) -> 
     if not isinstance(variant.credit, Process):
         return None
     if node_of(config).get("step_rewards") != "nonzero":
-        raise ValueError(step_rewards_needed(variant.name))
+        raise Refused(step_rewards_needed(variant.name))
     return mask & (rewards != 0)
 
 
-def step_rewards_needed(name: str) -> str:
-    """Why process supervision does not run by a flag alone, and the line that mends it."""
-    return (
+def step_rewards_needed(name: str) -> Finding:
+    """Why process supervision does not run by a flag alone."""
+    return Finding(
         f"{PREFIX}{name}: verl's reward managers give one reward a response, at its last token, and nothing says where "
-        "steps end. With a reward manager that writes step rewards to the steps' last tokens (by step_scores) set "
-        f"'+{STEP_REWARDS}=nonzero': a step ends at every token whose reward is not 0."
+        "steps end. With a reward manager that writes step rewards to the steps' last tokens (by step_scores), say "
+        "that a step ends at every token whose reward is not 0.",
+        (Fix({STEP_REWARDS: "nonzero"}),),
     )
 
 

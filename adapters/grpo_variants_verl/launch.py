@@ -124,4 +124,4 @@ def _install_card(run: Run) -> None:
     if given is None:
         OmegaConf.update(run.config, _CALLBACK_KEY, CALLBACK)
     elif not issubclass(load_class_from_fqn(given), VariantCallback):
-        LOG.warning("%s writes no variant card. Mend: derive it from %s", given, CALLBACK)
+        LOG.warning("%s writes no variant card: derive it from %s to have one.", given, CALLBACK)

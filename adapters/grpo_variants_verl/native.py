@@ -32,52 +32,37 @@ SCALED_BY_FLAG = ("grpo", "grpo_passk")
 class NativeLoss:
     """A policy loss of verl's as a member of the family.
 
-    fields: what verl's configuration sets, our field -> keys below the actor; the first that is set counts.
+    fields: what verl's configuration sets: field of the surrogate -> keys below the actor, the first that is set.
     aggregation: the one that it has whatever loss_agg_mode says. note: what of it has no counterpart here.
     """
 
     spec: str
-    fields: Mapping[str, tuple[str, ...]]
+    fields: words.Fields
     aggregation: Aggregation | None = None
     note: str | None = None
 
 
-_CLIP = {
-    "surrogate.low": ("clip_ratio_low", "clip_ratio"),
-    "surrogate.high": ("clip_ratio_high", "clip_ratio"),
-}
-_PPO = {**_CLIP, "surrogate.dual": ("clip_ratio_c",)}
-_DPPO = {**_CLIP, "surrogate.cap": ("clip_ratio_c",)}
-_TAUS = {"surrogate.tau_pos": ("tau_pos",), "surrogate.tau_neg": ("tau_neg",)}
-_CLIP_COV = {
-    **_CLIP,
-    "surrogate.fraction": ("policy_loss.clip_cov_ratio",),
-    "surrogate.cov_low": ("policy_loss.clip_cov_lb",),
-    "surrogate.cov_high": ("policy_loss.clip_cov_ub",),
-}
-_KL_COV = {"surrogate.fraction": ("policy_loss.kl_cov_ratio",), "surrogate.coef": ("policy_loss.ppo_kl_coef",)}
-_DRO = {"surrogate.tau": ("policy_loss.dro_beta",)}
 # These losses of verl's exponentiate the log ratio as it is.
 _UNBOUNDED = "conventions=verl,ratio.bound_low=none,ratio.bound_high=none"
 
 LOSSES: Mapping[str, NativeLoss] = {
-    "vanilla": NativeLoss("grpo,kl=none,conventions=verl", _PPO),
-    "dppo_tv": NativeLoss("dppo_tv,conventions=verl,ratio.anchor=old", _DPPO),
-    "dppo_kl": NativeLoss("dppo_kl,conventions=verl,ratio.anchor=old", _DPPO),
-    "gspo": NativeLoss("gspo_token,conventions=verl", _CLIP),
-    "sapo": NativeLoss("sapo,conventions=verl", _TAUS, SequenceMean()),
+    "vanilla": NativeLoss("grpo,kl=none,conventions=verl", words.DUAL_CLIP),
+    "dppo_tv": NativeLoss("dppo_tv,conventions=verl,ratio.anchor=old", words.CAPPED_CLIP),
+    "dppo_kl": NativeLoss("dppo_kl,conventions=verl,ratio.anchor=old", words.CAPPED_CLIP),
+    "gspo": NativeLoss("gspo_token,conventions=verl", words.CLIP),
+    "sapo": NativeLoss("sapo,conventions=verl", words.TAUS, SequenceMean()),
     "gpg": NativeLoss("reinforce,conventions=verl", {}),
-    "clip_cov": NativeLoss(f"clip_cov,{_UNBOUNDED}", _CLIP_COV),
-    "kl_cov": NativeLoss(f"kl_cov,{_UNBOUNDED}", _KL_COV),
+    "clip_cov": NativeLoss(f"clip_cov,{_UNBOUNDED}", words.CLIP_COV),
+    "kl_cov": NativeLoss(f"kl_cov,{_UNBOUNDED}", words.KL_COV),
     "geo_mean": NativeLoss(
         f"gmpo,{_UNBOUNDED}",
-        _CLIP,
+        words.CLIP,
         SequenceMean(),
         "verl's geo_mean is a mean over the responses of each micro-batch, whatever the step's counts.",
     ),
-    "dro": NativeLoss(f"kimi_k15,ratio=token,{_UNBOUNDED}", _DRO),
-    "cispo": NativeLoss("cispo,conventions=verl,surrogate.cap=none,surrogate.low=0.2,surrogate.high=0.2", _CLIP),
-    "bypass_mode, ppo_clip": NativeLoss("grpo,kl=none,conventions=verl,ratio.anchor=rollout", _PPO),
+    "dro": NativeLoss(f"kimi_k15,ratio=token,{_UNBOUNDED}", words.DRO),
+    "cispo": NativeLoss("cispo,conventions=verl,surrogate.cap=none,surrogate.low=0.2,surrogate.high=0.2", words.CLIP),
+    "bypass_mode, ppo_clip": NativeLoss("grpo,kl=none,conventions=verl,ratio.anchor=rollout", words.DUAL_CLIP),
 }
 
 
@@ -95,7 +80,7 @@ def objective(native: NativeLoss, value: words.Get) -> Variant:
 
 def _settings(native: NativeLoss, value: words.Get) -> dict[str, Any]:
     found = {
-        field: next((v for v in (value(f"{words.ACTOR}.{key}") for key in keys) if v is not None), None)
+        f"surrogate.{field}": next((v for v in (value(f"{words.ACTOR}.{key}") for key in keys) if v is not None), None)
         for field, keys in native.fields.items()
     }
     return {field: float(v) for field, v in found.items() if v is not None}

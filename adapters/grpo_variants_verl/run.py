@@ -11,17 +11,37 @@ from verl.trainer.ppo import core_algos
 
 from grpo_variants import verl_words as words
 from grpo_variants.aggregation import Constant, PromptMean, TokenMean
-from grpo_variants.catalogue import find, registered
+from grpo_variants.catalogue import find
 from grpo_variants.correction import OffPolicyMask
 from grpo_variants.credit import Process
 from grpo_variants.mismatch import misled_by_truncation
 from grpo_variants.names import PREFIX, is_prefixed
+from grpo_variants.options import choice_name, configure
 from grpo_variants.options import get as variant_of
 from grpo_variants.variant import Variant
-from grpo_variants.verl_limits import EXTRA_INPUTS, advantage_refusals, homogeneous, loss_refusals
+from grpo_variants.verl_findings import Finding, Fix, Refused
+from grpo_variants.verl_limits import EXTRA_INPUTS, TOKEN_MEAN, advantage_refusals, homogeneous, loss_refusals
 from grpo_variants_verl.estimator import step_rewards_needed
-from grpo_variants_verl.findings import actor_reports, estimator_reports, reshaped, rollout_reports, sampling_reports
-from grpo_variants_verl.settings import NODE, Chosen, base_name, check_node, estimator_choice, loss_choice, node_of
+from grpo_variants_verl.findings import (
+    actor_reports,
+    batch_reports,
+    correction_reports,
+    estimator_reports,
+    mode_reports,
+    reshaped,
+    rollout_reports,
+    sampling_reports,
+)
+from grpo_variants_verl.settings import (
+    NODE,
+    Chosen,
+    base_name,
+    carries_prompt_mean,
+    check_node,
+    estimator_choice,
+    loss_choice,
+    node_of,
+)
 
 _AGENT = "actor_rollout_ref.rollout.agent"
 _BUILT_IN_LOOPS = ("single_turn_agent", "tool_agent")
@@ -64,20 +84,27 @@ def _lacks_prefix(where: str, word: str) -> bool:
 
 
 def _check_words(config: DictConfig) -> None:
-    """Raise ValueError for a variant without its gv_, and for options that verl's own class would not take."""
+    """Raise Refused for a variant without its gv_, and for options that verl's own class would not take."""
     for where in (words.ESTIMATOR, words.LOSS_MODE):
         word = str(OmegaConf.select(config, where))
         if _lacks_prefix(where, word):
-            name, comma, rest = word.partition(",")
-            meant = f"{PREFIX}{registered(name).name}{comma}{rest}"
-            raise ValueError(f"{where}={word!r} is none of verl's own; write {where}={meant}.")
+            name = base_name(word, where)  # refuses a name with options
+            raise Refused(Finding(f"{where}={word!r} is none of verl's own.", (Fix({where: PREFIX + name}),)))
     target = str(OmegaConf.select(config, words.LOSS_TARGET))
     if OmegaConf.select(config, words.LOSS_OPTIONS) is not None and target.startswith("verl."):
-        raise ValueError(f"{words.LOSS_OPTIONS} is not known to {target}; add {words.LOSS_TARGET}={words.LOSS_CONFIG}")
+        text = f"{words.LOSS_OPTIONS} is not known to {target}."
+        raise Refused(Finding(text, (Fix({words.LOSS_TARGET: words.LOSS_CONFIG}),)))
 
 
 def read_run(config: DictConfig) -> Run:
     """The run of a configuration; raises ValueError for a name or an option that does not exist."""
+    try:
+        return _read(config)
+    except Refused as refused:
+        raise ValueError(refused.finding.sentence(lambda key: OmegaConf.select(config, key))) from None
+
+
+def _read(config: DictConfig) -> Run:
     _check_words(config)
     estimator, loss = None, None
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
@@ -86,24 +113,38 @@ def read_run(config: DictConfig) -> Run:
     if is_prefixed(str(algorithm.adv_estimator)):
         estimator = estimator_choice(base_name(algorithm.adv_estimator, words.ESTIMATOR), algorithm)
     elif node_of(algorithm).get("options"):
-        raise ValueError(f"{words.OPTIONS} has no effect on {words.ESTIMATOR}={algorithm.adv_estimator}.")
+        text = f"{words.OPTIONS} has no effect on {words.ESTIMATOR}={algorithm.adv_estimator}: use a gv_ estimator, or "
+        raise Refused(Finding(text + "leave it out.", (Fix({words.OPTIONS: ""}),)))
     if is_prefixed(str(actor.policy_loss.loss_mode)):
         loss = loss_choice(base_name(actor.policy_loss.loss_mode, words.LOSS_MODE), actor)
+    elif str(actor.policy_loss.get("options") or ""):
+        text = (
+            f"{words.LOSS_OPTIONS} has no effect on {words.LOSS_MODE}={actor.policy_loss.loss_mode}: use a gv_ loss, "
+        )
+        raise Refused(Finding(text + "or leave it out.", (Fix({words.LOSS_OPTIONS: ""}),)))
     return Run(config, estimator, loss)
 
 
 def refusals(run: Run) -> Iterator[str]:
-    """Why verl would not compute what a run's variants say."""
+    """Why verl would not compute what a run's variants say, with the overrides after which it does."""
+    return (finding.sentence(run.get) for finding in _refusals(run))
+
+
+def reports(run: Run) -> Iterator[str]:
+    """What verl does otherwise than a run's variants say, with the overrides after which it does not."""
+    return (finding.sentence(run.get) for finding in _reports(run))
+
+
+def _refusals(run: Run) -> Iterator[Finding]:
     if run.estimator is not None:
         yield from _estimator_refusals(run, run.estimator.variant)
     if run.loss is not None:
         yield from _loss_refusals(run, run.loss.variant)
-    if run.estimator is not None and isinstance(run.estimator.variant.aggregation, PromptMean):
+    if run.estimator is not None and _carries(run):
         yield from _prompt_mean_refusals(run, run.estimator.variant)
 
 
-def reports(run: Run) -> Iterator[str]:
-    """What verl does otherwise than a run's variants say, with the override that mends it."""
+def _reports(run: Run) -> Iterator[Finding]:
     if run.estimator is not None:
         yield from estimator_reports(run.estimator.variant, run.get)
     if run.loss is not None:
@@ -112,113 +153,143 @@ def reports(run: Run) -> Iterator[str]:
     if whole is not None:
         yield from rollout_reports(whole, run.get)
     yield from sampling_reports(run.get)
-    yield from _mode_reports(run)
+    objective = None if run.loss is None else run.loss.variant
+    yield from correction_reports(objective, run.get)
+    yield from mode_reports(objective, run.get)
+    yield from batch_reports(_carries(run), objective, run.get)
+    if run.get(words.V1) and _own_loop(run):
+        yield from _loop_reports(run)
 
 
-def _estimator_refusals(run: Run, variant: Variant) -> Iterator[str]:
+def _estimator_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
     yield from advantage_refusals(variant, extra_inputs(run))
     if isinstance(variant.credit, Process) and node_of(run.config.algorithm).get("step_rewards") is None:
         yield step_rewards_needed(variant.name)
 
 
 def extra_inputs(run: Run) -> tuple[str, ...]:
-    """What an extended host hands over: the V1 trainer does not carry the sum of squared probabilities."""
+    """What an extended verl hands over: the V1 trainer does not carry the sum of squared probabilities."""
     if not node_of(run.config.algorithm).get("extend_host"):
         return ()
-    return EXTRA_INPUTS[:1] if run.get("trainer.use_v1") else EXTRA_INPUTS
+    computed = run.get(words.SUM_PI_SQUARED) and not run.get(words.V1)
+    return EXTRA_INPUTS if computed else EXTRA_INPUTS[:1]
 
 
-def _loss_refusals(run: Run, variant: Variant) -> Iterator[str]:
+def _loss_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
     yield from loss_refusals(variant)
-    bypass = bool(run.get(f"{words.CORRECTION}.bypass_mode"))
-    if bypass and not run.get("trainer.use_v1"):
-        yield (
-            f"{variant.name}: in bypass mode the legacy trainer replaces loss_mode by its own bypass_mode. "
-            f"Mend: trainer.use_v1=True, or {words.CORRECTION}.bypass_mode=False"
+    bypass = bool(run.get(words.BYPASS))
+    if bypass and not run.get(words.V1):
+        yield Finding(
+            f"{variant.name}: in bypass mode the legacy trainer replaces loss_mode by its own bypass_mode.",
+            (Fix({words.V1: True}), Fix({words.BYPASS: False})),
         )
     if variant.ratio.anchor == "rollout" and not bypass:
-        yield (
+        yield Finding(
             f"{variant.name}: ratio.anchor=rollout needs verl's bypass mode, where the rollout engine's "
-            f"log-probabilities are the old ones. Mend: {words.shell(words.correction_settings(variant))}"
+            "log-probabilities are the old ones.",
+            (Fix({words.ENGINE_LOGP: True, words.BYPASS: True, words.V1: True}),),
         )
+    if bypass and not run.get(words.ENGINE_LOGP):
+        text = f"{variant.name}: bypass mode needs the rollout engine's log-probabilities, and they are not kept."
+        yield Finding(text, (Fix({words.ENGINE_LOGP: True}),))
     yield from _correction_refusals(run, variant)
     yield from _truncation_refusals(run, variant)
     length, factor = getattr(variant.aggregation, "length", None), run.get(words.SCALE_FACTOR)
     if isinstance(variant.aggregation, Constant) and length and factor and float(factor) != float(length):
-        yield f"{words.SCALE_FACTOR}={factor} and aggregation.length={length} disagree; set one of them."
+        text = f"{words.SCALE_FACTOR}={factor} and aggregation.length={length} disagree."
+        yield Finding(text, (Fix({words.SCALE_FACTOR: None}),))
 
 
-def _correction_refusals(run: Run, variant: Variant) -> Iterator[str]:
+def _correction_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
     wanted = tuple(part for part in variant.correction if not isinstance(part, OffPolicyMask))
     if not wanted:
         return
     try:
-        mend = words.shell(words.correction_settings(variant))
+        settings = words.correction_settings(variant)
         has = words.read_correction(run.get)
     except ValueError as error:
-        yield f"{variant.name}: {error}"
+        yield Finding(f"{variant.name}: {error}")
         return
-    if has != wanted or not run.get(f"{words.ROLLOUT}.calculate_log_probs"):
-        yield f"{variant.name}: verl computes the rollout correction, and it is not set to the variant's. Mend: {mend}"
-    if run.get(words.BATCH_NORMALIZE):
-        plain = words.shell({words.BATCH_NORMALIZE: False})
-        yield f"{variant.name}: its weights are not normalised over the batch, as verl's would be. Mend: {plain}"
+    if variant.ratio.anchor == "rollout":
+        text = f"{variant.name}: verl applies no rollout weight in bypass mode, which ratio.anchor=rollout needs."
+        yield Finding(text, (Fix(objective={"correction": "none"}),))
+    elif has != wanted:
+        text = f"{variant.name}: verl computes the rollout correction, and it is not set to the variant's."
+        yield Finding(text, (Fix({words.BYPASS: False, **words.NO_CORRECTION, **settings}),))
+    elif run.get(words.BATCH_NORMALIZE):
+        text = f"{variant.name}: its weights are not normalised over the batch, as verl's would be."
+        yield Finding(text, (Fix({words.BATCH_NORMALIZE: False}),))
 
 
-def _truncation_refusals(run: Run, variant: Variant) -> Iterator[str]:
+def _truncation_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
     settings, readers = reshaped(run.get), misled_by_truncation(variant)
     # off_policy_mask compares with the trainer's own old log-probabilities in verl.
     readers = [reader for reader in readers if reader != "correction=off_policy_mask"]
     if settings and readers:
         drawn = ", ".join(f"{key}={run.get(key)}" for key in settings)
-        yield (
+        yield Finding(
             f"{variant.name}: with {drawn} the engine reports log-probabilities of a truncated distribution, and "
-            f"{' and '.join(readers)} takes the difference for mismatch, more so the longer a response. "
-            f"Mend: {words.shell(settings)}, or correction=token_truncate"
+            f"{' and '.join(readers)} takes the difference for mismatch, more so the longer a response.",
+            (Fix(settings), *_by_token(variant)),
         )
 
 
-def _prompt_mean_refusals(run: Run, variant: Variant) -> Iterator[str]:
-    by_token = run.get(words.AGGREGATION) == "token-mean"
-    if run.loss is not None:
-        by_token = isinstance(run.loss.variant.aggregation, TokenMean)
+def _by_token(variant: Variant) -> Iterator[Fix]:
+    """The same with a weight a token, which a truncated distribution does not mislead."""
+    own = [choice_name("correction", part) for part in variant.correction if isinstance(part, OffPolicyMask)]
+    changes = {"correction": "+".join(["token_truncate", *own])}
+    weighed = configure(variant, changes)
+    if not misled_by_truncation(weighed):
+        yield Fix({**words.NO_CORRECTION, **words.correction_settings(weighed)}, objective=changes)
+
+
+def _prompt_mean_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
+    if run.loss is None:
+        by_token, fix = run.get(words.AGGREGATION) == "token-mean", Fix({words.AGGREGATION: "token-mean"})
+    else:
+        by_token, fix = isinstance(run.loss.variant.aggregation, TokenMean), Fix(objective=TOKEN_MEAN)
         if not homogeneous(run.loss.variant):
-            yield f"{run.loss.variant.name}: its surrogate does not scale with A, so advantages cannot carry weights."
+            text = f"{run.loss.variant.name}: its surrogate does not scale with A, so advantages cannot carry weights."
+            yield Finding(text, _without_prompt_mean(variant))
     if not by_token:
-        pair = {words.LOSS_TARGET: words.LOSS_CONFIG, words.LOSS_OPTIONS: words.TOKEN_MEAN}
-        yield (
+        yield Finding(
             f"{variant.name}: its advantages carry the weights of prompt_mean on top of a token mean, which the loss "
-            f"does not take. Mend: {words.shell(pair)}"
+            "does not take.",
+            (fix,),
         )
 
 
-def _mode_reports(run: Run) -> Iterator[str]:
-    if run.loss is not None and run.get(f"{words.CORRECTION}.bypass_mode"):
-        yield (
-            "in bypass mode the old log-probabilities are the rollout engine's: the ratio covers the mismatch too, and "
-            "no rollout weight is applied."
-        )
-    if run.get(f"{words.CORRECTION}.rollout_rs"):
-        yield "rollout_rs takes tokens out of the loss, while the step's token count still has them."
-    carried = run.estimator is not None and isinstance(run.estimator.variant.aggregation, PromptMean)
-    if carried and run.get(f"{words.ACTOR}.ppo_mini_batch_size") != run.get("data.train_batch_size"):
-        yield (
-            "prompt_mean is exact for one update a batch only. "
-            f"Mend: {words.ACTOR}.ppo_mini_batch_size={run.get('data.train_batch_size')}"
-        )
-    if run.estimator is not None and run.get("trainer.use_v1") and not node_of(run.config.algorithm).get("extend_host"):
-        yield from _loop_reports(run)
+def _without_prompt_mean(variant: Variant) -> tuple[Fix, ...]:
+    """The estimator without the weights, where they are an option of the run and not the variant's own."""
+    own = isinstance(variant_of(variant.name).aggregation, PromptMean)
+    return () if own else (Fix(advantage={"aggregation": None}),)
 
 
-def _loop_reports(run: Run) -> Iterator[str]:
+def _carries(run: Run) -> bool:
+    """Whether the advantages carry the weights of a mean over prompts."""
+    return run.estimator is not None and carries_prompt_mean(run.estimator.variant)
+
+
+def _own_loop(run: Run) -> bool:
+    """Whether an agent loop is none of verl's, which give one output a session."""
+    named = run.get(f"{_AGENT}.agent_loop_config_path") or run.get(f"{_AGENT}.agent_loop_manager_class")
+    return bool(named) or run.get(f"{_AGENT}.default_agent_loop") not in _BUILT_IN_LOOPS
+
+
+def _loop_reports(run: Run) -> Iterator[Finding]:
     """verl's rule that only the last output of a session is grouped holds for its own grpo only."""
-    default = run.get(f"{_AGENT}.default_agent_loop")
-    custom = run.get(f"{_AGENT}.agent_loop_config_path") or run.get(f"{_AGENT}.agent_loop_manager_class")
-    if custom or default not in _BUILT_IN_LOOPS:
-        yield (
-            f"an agent loop that gives several outputs a session needs '+{words.EXTEND_HOST}=True', or every output "
-            "counts as a response of its group."
+    several = "an agent loop of your own may give several outputs a session"
+    if run.estimator is not None and not node_of(run.config.algorithm).get("extend_host"):
+        yield Finding(
+            f"{several}, each of which counts as a response of its group.",
+            (Fix({words.EXTEND_HOST: True}),),
+            lead="So that only the last one counts",
         )
+    splits = f"{several}, so that verl splits a batch into more updates and fills up the last one with empty rows"
+    if _carries(run):
+        yield Finding(f"{splits}: prompt_mean is exact for one update a batch only.")
+    elif run.loss is not None and not isinstance(run.loss.variant.aggregation, TokenMean):
+        yield Finding(f"{splits}, which {run.loss.variant.name}'s aggregation counts as responses.")
 
 
 def rule_of_sampling(run: Run) -> Variant | None:

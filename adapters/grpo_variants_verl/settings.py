@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -12,23 +12,20 @@ from typing import Any
 from grpo_variants import verl_words as words
 from grpo_variants.aggregation import PromptMean
 from grpo_variants.catalogue import all_names, find, names, registered
-from grpo_variants.checks import check_choice, did_you_mean, unknown
+from grpo_variants.checks import did_you_mean, unknown
 from grpo_variants.names import PREFIX
-from grpo_variants.options import configure, read_options
+from grpo_variants.options import coerce, configure, read_options
+from grpo_variants.surrogate import Cispo
 from grpo_variants.variant import AXES, End, Variant
+from grpo_variants.verl_findings import Finding, Fix, Refused
 
 NODE = "algorithm.grpo_variants"
 SWITCHES = ("extend_host", "health", "print_card")
 NODE_KEYS = ("options", "step_rewards", *SWITCHES)
 STEP_REWARDS = ("nonzero",)
-# verl's defaults: a field that still has its default was not moved by the user.
-CLIP_FIELDS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
-CLIP_DEFAULT, DUAL_DEFAULT, GAMMA_DEFAULT = 0.2, 3.0, 1.0
-
-_ELSEWHERE: Mapping[End, str] = {
-    "advantage": f"""'+{words.OPTIONS}="{{option}}"'""",
-    "objective": f"""{words.LOSS_TARGET}={words.LOSS_CONFIG} '+{words.LOSS_OPTIONS}="{{option}}"'""",
-}
+GAMMA_DEFAULT = 1.0  # verl's
+_OPTIONS: Mapping[End, str] = {"advantage": words.OPTIONS, "objective": words.LOSS_OPTIONS}
+_OTHER: Mapping[End, End] = {"advantage": "objective", "objective": "advantage"}
 
 
 @dataclass(frozen=True)
@@ -42,18 +39,28 @@ class Chosen:
 def base_name(word: str, where: str) -> str:
     """Variant name of a `gv_` word, however it is written.
 
-    Raises ValueError for an unknown one, and for one with options, with the line that is right.
+    Raises Refused for an unknown one, and for one with options, with the line that fixes it.
     """
     name, comma, rest = word.partition(",")
     found = find(name)
     if found is None:
         hint = did_you_mean(word, [PREFIX + n for n in names()])
-        raise ValueError(f"{where}={word!r} is unknown.{hint} {all_names()}")
+        raise Refused(Finding(f"{where}={word!r} is unknown.{hint} {all_names()}"))
     if comma:
         end: End = "advantage" if where == words.ESTIMATOR else "objective"
-        right = f"{where}={PREFIX}{found.name} {_ELSEWHERE[end].format(option=rest)}"
-        raise ValueError(f"{where} takes a name without options; options go beside it: {right}")
+        own, theirs = _parted(read_options(rest), end)
+        changes: dict[str, Any] = {end: own, _OTHER[end]: theirs}
+        fix = Fix({where: PREFIX + found.name}, **changes, name=found.name)
+        raise Refused(Finding(f"{where} takes a name without options; options go beside it.", (fix,)))
     return found.name
+
+
+def _parted(options: Mapping[str, str], end: End) -> tuple[dict[str, str], dict[str, str]]:
+    """Options that stay at an end, and those that only the other end takes."""
+    theirs = {
+        k: v for k, v in options.items() if not _owns(end, k, v) and _OTHER[end] in AXES[k.partition(".")[0]].ends
+    }
+    return {key: value for key, value in options.items() if key not in theirs}, theirs
 
 
 def estimator_choice(name: str, config: Any) -> Chosen:
@@ -65,13 +72,26 @@ def estimator_choice(name: str, config: Any) -> Chosen:
 
 def loss_choice(name: str, actor: Any) -> Chosen:
     """The objective of a policy loss under verl's actor config or `actor_rollout_ref.actor` section."""
-    options = str(actor.policy_loss.get("options") or "")
-    return _loss(name, options, *(actor.get(field) for field in CLIP_FIELDS))
+    get = getter(actor)
+    moved = words.moved_fields(get)
+    return _loss(name, str(get(words.LOSS_OPTIONS) or ""), tuple(moved.items()))
+
+
+def getter(actor: Any) -> words.Get:
+    """Values of an actor config or section by their whole keys; None where it lacks one."""
+
+    def get(key: str) -> Any:
+        node = actor
+        for part in key.removeprefix(f"{words.ACTOR}.").split("."):
+            node = None if node is None else node.get(part)
+        return node
+
+    return get
 
 
 def check_loss_options(name: str, options: str) -> None:
     """Raise ValueError for loss options that mean nothing for a variant."""
-    _loss(name, options, None, None, None, None)
+    _loss(name, options, ())
 
 
 def node_of(config: Any) -> Mapping[str, Any]:
@@ -83,7 +103,8 @@ def node_of(config: Any) -> Mapping[str, Any]:
 def check_node(node: Any) -> None:
     """Raise ValueError for a setting of `algorithm.grpo_variants` that does not exist."""
     if not hasattr(node, "keys"):
-        raise ValueError(f"{NODE} is a section; write '+{words.OPTIONS}=\"...\"'.")
+        given = words.shell({words.OPTIONS: str(node)})
+        raise ValueError(f"{NODE}={node} is a section; write {given} in its place.")
     for key in node:
         if key not in NODE_KEYS:
             raise ValueError(unknown(f"{NODE}.{key} is unknown", str(key), NODE_KEYS))
@@ -91,44 +112,57 @@ def check_node(node: Any) -> None:
         if node.get(key) not in (None, True, False):
             raise ValueError(f"{NODE}.{key}={node.get(key)!r} is no switch; allowed: True, False.")
     step_rewards = node.get("step_rewards")
-    if step_rewards is not None:
-        check_choice(words.STEP_REWARDS, step_rewards, STEP_REWARDS)
+    if step_rewards is not None and step_rewards not in STEP_REWARDS:
+        fixes = tuple(Fix({words.STEP_REWARDS: word}) for word in STEP_REWARDS)
+        raise Refused(Finding(f"{words.STEP_REWARDS}={step_rewards!r} is unknown.", fixes))
+
+
+@dataclass(frozen=True)
+class _Adopted:
+    """A field of a variant that verl's own configuration sets.
+
+    key: of a spec string, with its value. source: verl's key, with the value it was moved to. undo: verl's defaults.
+    """
+
+    key: str
+    value: float | None
+    source: str
+    moved: float
+    undo: words.Settings
 
 
 @lru_cache(maxsize=256)
 def _estimator(name: str, options: str, gamma: float) -> Chosen:
-    given = _owned(options, "advantage")
-    origins = dict.fromkeys(given, words.OPTIONS)
-    base = _at_end(name, "advantage")
-    credit = _tuned(base, {k: v for k, v in given.items() if k == "credit"}, {}, words.OPTIONS).variant.credit
-    if gamma != GAMMA_DEFAULT and hasattr(credit, "gamma"):
-        _adopt(given, origins, "credit.gamma", gamma, "algorithm.gamma")
-    return _tuned(base, given, origins, words.OPTIONS)
+    base, given = _at_end(name, "advantage"), _owned(name, options, "advantage")
+    return _tuned(base, given, _discount(base, given, gamma), words.OPTIONS)
 
 
 @lru_cache(maxsize=256)
-def _loss(name: str, options: str, both: float | None, low: float | None, high: float | None, dual: Any) -> Chosen:
-    given = _owned(options, "objective")
-    origins = dict.fromkeys(given, words.LOSS_OPTIONS)
-    base = _at_end(name, "objective")
-    plain = _tuned(base, given, origins, words.LOSS_OPTIONS).variant.surrogate
-    for field, value, source in moved_clips(both, low, high, dual):
-        if hasattr(plain, field):
-            _adopt(given, origins, f"surrogate.{field}", value, f"{words.ACTOR}.{source}")
-    return _tuned(base, given, origins, words.LOSS_OPTIONS)
+def _loss(name: str, options: str, moved: tuple[tuple[str, float], ...]) -> Chosen:
+    base, given = _at_end(name, "objective"), _owned(name, options, "objective")
+    return _tuned(base, given, list(_moved(base, given, dict(moved))), words.LOSS_OPTIONS)
 
 
-def moved_clips(both: Any, low: Any, high: Any, dual: Any) -> list[tuple[str, float, str]]:
-    """Clip fields of verl that no longer have their default: (field of the surrogate, value, verl's name)."""
-    moved: list[tuple[str, float, str]] = []
-    for field, value in (("low", low), ("high", high)):
-        if value is not None and value != CLIP_DEFAULT:
-            moved.append((field, float(value), f"clip_ratio_{field}"))
-        elif both is not None and both != CLIP_DEFAULT:
-            moved.append((field, float(both), "clip_ratio"))
-    if dual is not None and dual != DUAL_DEFAULT:
-        moved.append(("dual", float(dual), "clip_ratio_c"))
-    return moved
+def _discount(base: Variant, given: Mapping[str, str], gamma: float) -> list[_Adopted]:
+    """verl's discount, where the rule has one."""
+    credit = AXES["credit"].choices.get(str(given.get("credit")), type(base.credit))
+    if gamma == GAMMA_DEFAULT or all(field.name != "gamma" for field in dataclasses.fields(credit)):  # type: ignore[arg-type]
+        return []
+    return [_Adopted("credit.gamma", gamma, words.GAMMA, gamma, {words.GAMMA: GAMMA_DEFAULT})]
+
+
+def _moved(base: Variant, given: Mapping[str, str], moved: Mapping[str, float]) -> Iterator[_Adopted]:
+    """verl's fields of the policy loss that were moved, where the surrogate has a counterpart."""
+    cls = AXES["surrogate"].choices.get(str(given.get("surrogate")), type(base.surrogate))
+    for field, keys in words.loss_fields(cls).items():  # type: ignore[arg-type]
+        found = [key for key in keys if key in moved]
+        if not found:
+            continue
+        source, value = f"{words.ACTOR}.{found[0]}", moved[found[0]]
+        undo = {f"{words.ACTOR}.{key}": words.LOSS_DEFAULTS[key] for key in found}
+        yield _Adopted(f"surrogate.{field}", value, source, value, undo)
+        if cls is Cispo and field == "high":  # the bound 1 + high, in place of the cap that the paper states
+            yield _Adopted("surrogate.cap", None, source, value, undo)
 
 
 def _at_end(name: str, end: End) -> Variant:
@@ -139,38 +173,57 @@ def _at_end(name: str, end: End) -> Variant:
     return replace(base, **foreign)
 
 
-def _owned(options: str, end: End) -> dict[str, Any]:
-    """Options as a dict; raises ValueError for an axis that another end owns, with the line that mends it."""
-    given: dict[str, Any] = dict(read_options(options))
-    for key, value in given.items():
-        axis = key.partition(".")[0]
-        carried = end == "advantage" and key == "aggregation" and value == "prompt_mean"
-        if axis in AXES and axis not in words.axes_of(end) and not carried:
-            where = words.OPTIONS if end == "advantage" else words.LOSS_OPTIONS
-            raise ValueError(f"{where}: {_not_here(key, f'{key}={value}', axis)}")
+def _owned(name: str, options: str, end: End) -> dict[str, str]:
+    """Options as a dict; raises Refused for an axis that another end owns, with the lines that fix it."""
+    given = read_options(options)
+    strange = {key: value for key, value in given.items() if not _owns(end, key, value)}
+    if strange:
+        raise Refused(_misplaced(name, strange, end))
     return given
 
 
-def _not_here(key: str, option: str, axis: str) -> str:
-    ends = AXES[axis].ends
-    for end, line in _ELSEWHERE.items():
-        if end in ends:
-            return f"{key} is an option of the other end; write {line.format(option=option)}"
-    return f"{key} acts while responses are sampled, which verl does; see `grpo-variants translate` for its settings."
+def _owns(end: End, key: str, value: str) -> bool:
+    """Whether an option belongs to an end; one of an axis that does not exist is complained of elsewhere."""
+    axis = key.partition(".")[0]
+    carried = end == "advantage" and key == "aggregation" and value == "prompt_mean"
+    return axis not in AXES or end in AXES[axis].ends or carried
 
 
-def _adopt(given: dict[str, Any], origins: dict[str, str], key: str, value: float, source: str) -> None:
-    """Take a value from verl's own field; raises ValueError where an option says something else."""
-    if key in given and not math.isclose(float(given[key]), value):
-        raise ValueError(f"{source}={value} and {key}={given[key]} in {origins[key]} disagree; set one of them.")
-    given[key], origins[key] = value, source
+def _misplaced(name: str, options: Mapping[str, str], end: End) -> Finding:
+    """Options at an end that does not own them, and where they belong."""
+    sampling, theirs = _parted(options, end)
+    text = f"{_OPTIONS[end]}: {', '.join(theirs)} belongs to the other end." if theirs else f"{_OPTIONS[end]}:"
+    if sampling:
+        text += f" {', '.join(sampling)} acts while responses are sampled, which verl does."
+    sampled = configure(registered(name), sampling)
+    settings = {
+        **(words.filter_settings(sampled) if any(key.startswith("filter") for key in sampling) else {}),
+        **(words.overlong_settings(sampled) if any(key.startswith("overlong") for key in sampling) else {}),
+    }
+    changes: dict[str, Any] = {end: dict.fromkeys(options), _OTHER[end]: theirs}
+    return Finding(text, (Fix(settings, **changes, name=name),))
 
 
-def _tuned(base: Variant, given: dict[str, Any], origins: dict[str, str], where: str) -> Chosen:
+def _tuned(base: Variant, given: Mapping[str, str], adopted: Sequence[_Adopted], where: str) -> Chosen:
+    """A variant with options, and with verl's own fields; raises Refused where the two disagree."""
+    values: dict[str, Any] = dict(given)
+    origins = dict.fromkeys(given, where)
+    for field in adopted:
+        if field.key in given and not _agree(given[field.key], field):
+            text = f"{field.source}={field.moved} and {field.key}={given[field.key]} in {where} disagree."
+            raise Refused(Finding(text, (Fix(field.undo),)))
+        values[field.key], origins[field.key] = field.value, field.source
     try:
-        return Chosen(configure(base, given), origins)
+        return Chosen(configure(base, values), origins)
     except ValueError as error:
         raise ValueError(f"{where}: {error}" if given else str(error)) from None
+
+
+def _agree(text: str, field: _Adopted) -> bool:
+    option = coerce(field.key, text, float | None)
+    if option is None or field.value is None:
+        return option is field.value
+    return math.isclose(option, field.value)
 
 
 def carries_prompt_mean(variant: Variant) -> bool:

@@ -10,9 +10,8 @@ import torch.distributed as dist
 
 from grpo_variants import __version__
 from grpo_variants.names import PREFIX
-from grpo_variants.verl_words import ACTOR
 from grpo_variants_verl.findings import actor_reports
-from grpo_variants_verl.settings import Chosen
+from grpo_variants_verl.settings import Chosen, getter
 
 LOG = logging.getLogger("grpo_variants_verl")
 # Set for every worker by a driver that has checked and reported the configuration; its value is the driver's version.
@@ -35,5 +34,6 @@ def first_use(chosen: Chosen, actor: Any) -> None:
             "install the same version on every node."
         )
     if driver is None and not (dist.is_initialized() and dist.get_rank()):
-        for report in actor_reports(chosen.variant, lambda key: actor.get(key.removeprefix(f"{ACTOR}."))):
-            LOG.warning(report)
+        get = getter(actor)
+        for report in actor_reports(chosen.variant, get):
+            LOG.warning(report.sentence(get))

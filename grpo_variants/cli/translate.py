@@ -66,10 +66,9 @@ def run_settings(variant: Variant) -> words.Settings:
     """
     pair = isinstance(variant.aggregation, PromptMean)
     objective = replace(variant, aggregation=TokenMean()) if pair else variant
-    refusals = [] if _is_remax(variant) else list(advantage_refusals(variant))
-    refusals += [*loss_refusals(objective), *rollout_refusals(variant)]
-    if pair and not homogeneous(variant):
-        refusals += loss_refusals(variant)
+    found = [] if _is_remax(variant) else list(advantage_refusals(variant))
+    found += loss_refusals(variant if pair and not homogeneous(variant) else objective)
+    refusals = [*(finding.in_a_spec() for finding in found), *rollout_refusals(variant)]
     if refusals:
         raise ValueError(" ".join(refusals))
     return {
@@ -92,7 +91,7 @@ def _end_settings(variant: Variant, pair: bool) -> words.Settings:
     if pair:
         advantage = ",".join(filter(None, (advantage, "aggregation=prompt_mean")))
         kept = [piece for piece in objective.split(",") if piece and not piece.startswith("aggregation")]
-        objective = ",".join([*kept, words.TOKEN_MEAN])
+        objective = ",".join([*kept, "aggregation=token_mean"])
     settings: words.Settings = {words.ESTIMATOR: word}
     if _is_remax(variant):
         settings = {words.ESTIMATOR: "remax", words.V1: False}

@@ -16,6 +16,7 @@ from verl_configs import composed
 
 import grpo_variants as gv
 from grpo_variants.baseline import GroupMean
+from grpo_variants.verl_findings import unset
 from grpo_variants.verl_limits import advantage_refusals
 
 CONFIG = OmegaConf.create({"gamma": 1.0, "adv_estimator": "gv_grpo"})
@@ -129,11 +130,14 @@ class SquaredMass(GroupMean):
         return samples.need("sum_pi_squared", "baseline=SquaredMass").mean(1) + super().__call__(rewards, samples)
 
 
-def test_an_input_for_verls_own_names_is_refused_with_the_line_that_mends_it():
+def test_an_input_for_verls_own_names_is_refused_with_the_line_that_fixes_it():
     variant = replace(gv.get("rloo"), name="squared_mass", baseline=SquaredMass())
-    (reason,) = advantage_refusals(variant)
-    assert "verl does not hand this over to a plugin. baseline=SquaredMass needs sum_pi_squared=" in reason
-    assert reason.endswith("Mend: +algorithm.grpo_variants.extend_host=True trainer.use_v1=False")
+    (found,) = advantage_refusals(variant)
+    assert "verl does not hand this over to a plugin. baseline=SquaredMass needs sum_pi_squared=" in found.text
+    assert found.sentence(unset).endswith(
+        "Fix: ++algorithm.grpo_variants.extend_host=True trainer.use_v1=False "
+        "actor_rollout_ref.actor.calculate_sum_pi_squared=True"
+    )
     assert list(advantage_refusals(variant, ("old_logp", "sum_pi_squared"))) == []
 
 
@@ -150,6 +154,7 @@ def test_an_extended_host_runs_such_an_estimator(host, monkeypatch):
 @pytest.mark.parametrize(("v1", "extra"), [(True, ("old_logp",)), (False, ("old_logp", "sum_pi_squared"))])
 def test_what_an_extended_host_hands_over(v1, extra):
     """The V1 trainer does not put the sum of squared probabilities where advantages are computed."""
-    words = ["algorithm.adv_estimator=gv_rloo", f"trainer.use_v1={v1}"]
+    computed = "actor_rollout_ref.actor.calculate_sum_pi_squared=True"
+    words = ["algorithm.adv_estimator=gv_rloo", f"trainer.use_v1={v1}", computed]
     assert extra_inputs(read_run(composed(*words))) == ()
     assert extra_inputs(read_run(composed(*words, "+algorithm.grpo_variants.extend_host=True"))) == extra

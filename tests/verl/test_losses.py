@@ -285,7 +285,7 @@ def test_a_process_without_a_driver_reports_once(reports):
     for _ in range(3):
         run(actor("gv_gspo"), batch())
     assert len(reports()) == 1
-    assert "Mend: actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in reports()[0]
+    assert "Fix: actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in reports()[0]
     run(actor("gv_gspo", "surrogate.low=0.001"), batch())
     assert len(reports()) == 2
 

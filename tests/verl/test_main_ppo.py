@@ -70,7 +70,7 @@ def test_two_workers_have_the_loss_of_one(logs):
 @pytest.mark.parametrize("workers", WORKERS)
 def test_the_run_shows_its_variant_and_reports_nothing_for_what_translate_printed(logs, workers):
     assert f"variant {SPEC}" in logs[workers]
-    assert "Mend:" not in logs[workers]
+    assert "Fix:" not in logs[workers]
 
 
 @pytest.mark.slow

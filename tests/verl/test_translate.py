@@ -1,6 +1,6 @@
 """What translate prints, read by Hydra and by the adapter: the variant comes back, and nothing is left to report."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from grpo_variants_verl.run import read_run, refusals, reports
@@ -10,6 +10,7 @@ import grpo_variants as gv
 from grpo_variants import verl_words as words
 from grpo_variants.cli.translate import run_settings
 from grpo_variants.correction import OffPolicyMask
+from grpo_variants.filters import ZeroVariance
 from grpo_variants.verl_limits import notes
 
 
@@ -61,11 +62,16 @@ def test_both_ends_have_the_variants_parts(pair):
     assert carried.variant.aggregation == variant.aggregation
 
 
+def unbounded(rule):
+    """A filter as verl runs it: it draws until the batch is full."""
+    return replace(rule, max_rounds=None) if isinstance(rule, ZeroVariance) else rule
+
+
 def test_the_hosts_settings_say_what_the_variant_says(pair):
     variant, run = pair
     has = words.read_kl_in_loss(run.get) or words.read_kl_in_reward(run.get)
     assert words.same_kl(has, variant.kl)
-    assert words.read_filter(run.get) == variant.filter
+    assert words.read_filter(run.get) == unbounded(variant.filter)
     assert words.read_overlong(run.get) == variant.overlong or words.overlong_settings(variant) == {}
     theirs = tuple(part for part in variant.correction if not isinstance(part, OffPolicyMask))
     for mine, found in zip(theirs, words.read_correction(run.get), strict=True):

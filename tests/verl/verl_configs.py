@@ -1,13 +1,13 @@
 """verl's whole configuration, composed by Hydra as its command line does it."""
 
-from copy import deepcopy
+import pickle
 from functools import cache
 from pathlib import Path
 
 import verl
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 from verl.utils import config as verl_config
 
 FOLDER = str(Path(verl.__file__).parent / "trainer" / "config")
@@ -18,6 +18,7 @@ NEEDED = (
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "data.train_batch_size=4",
+    "actor_rollout_ref.rollout.n=4",
     "trainer.n_gpus_per_node=1",
 )
 
@@ -30,14 +31,13 @@ def from_command_line(*overrides):
 
 @cache
 def _base():
-    return from_command_line()
+    return pickle.dumps(from_command_line())  # copied tenfold faster than by deepcopy
 
 
 def composed(*overrides):
-    """The same as `from_command_line`, by Hydra's parser on a copy: composing anew takes half a second."""
-    config = deepcopy(_base())
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        OmegaConf.update(config, override.key_or_group, override.value(), force_add=override.is_add())
+    """The same as `from_command_line`, by Hydra's own rules on a copy: composing anew takes half a second."""
+    config = pickle.loads(_base())
+    ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(list(overrides)), config)
     return config
 
 
