@@ -320,18 +320,24 @@ _CORRECTIONS: Mapping[type, Callable[[Any], Settings]] = {
 }
 
 
+def weighs(get: Get) -> bool:
+    """Whether verl computes rollout weights at all: not in bypass mode, nor without the engine's log-probabilities."""
+    return not get(BYPASS) and bool(get(ENGINE_LOGP))
+
+
+def normalises_weights(get: Get) -> bool:
+    """Whether verl divides the rollout weights by their mean over the batch."""
+    return weighs(get) and bool(get(f"{CORRECTION}.rollout_is") and get(BATCH_NORMALIZE))
+
+
 def read_correction(get: Get) -> tuple[correction.Correction, ...]:
     """The corrections that a configuration makes verl apply to a gv_ loss.
 
-    None in bypass mode, and none where the engine's log-probabilities are not kept: verl then computes no weight.
     Raises ValueError for a rejection that has no part here.
     """
-    if get(BYPASS) or not get(ENGINE_LOGP):
+    if not weighs(get):
         return ()
-    level, threshold = get(f"{CORRECTION}.rollout_is"), get(f"{CORRECTION}.rollout_is_threshold")
-    parts: list[correction.Correction] = []
-    if level:
-        parts.append(_read_weight(str(level), str(threshold)))
+    parts = list(read_weights(get))
     rejection = get(f"{CORRECTION}.rollout_rs")
     if rejection == "seq_mean_k1":
         low, high = (float(x) for x in str(get(f"{CORRECTION}.rollout_rs_threshold")).split("_"))
@@ -339,6 +345,12 @@ def read_correction(get: Get) -> tuple[correction.Correction, ...]:
     elif rejection:
         raise ValueError(f"rollout_rs={rejection} has no counterpart among the corrections here.")
     return tuple(parts)
+
+
+def read_weights(get: Get) -> tuple[correction.Correction, ...]:
+    """The rollout weights among them, without a rejection."""
+    level, threshold = get(f"{CORRECTION}.rollout_is"), get(f"{CORRECTION}.rollout_is_threshold")
+    return (_read_weight(str(level), str(threshold)),) if level and weighs(get) else ()
 
 
 def _read_weight(level: str, threshold: str) -> correction.Correction:

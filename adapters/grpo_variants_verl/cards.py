@@ -97,7 +97,7 @@ def _correction(run: Run, objective: Variant) -> tuple[Correction, ...]:
     try:
         return (*words.read_correction(run.get), *own)
     except ValueError:  # a rejection of verl's that has no part here is named in the notes
-        return own
+        return (*words.read_weights(run.get), *own)
 
 
 def _origins(run: Run, variant: Variant) -> dict[str, str]:
@@ -131,6 +131,11 @@ def _effective(run: Run, variant: Variant) -> Iterator[tuple[str, Any]]:
     entropy = run.get(f"{words.ACTOR}.entropy_coeff")
     if entropy:
         yield "entropy_coef", float(entropy)
+    control = words.kl_control(run.get)
+    if control is not None:
+        yield "kl_control", control
+    if words.normalises_weights(run.get):
+        yield "rollout_is_batch_normalize", True
 
 
 def _native_notes(run: Run) -> Iterator[str]:
@@ -153,7 +158,20 @@ def _notes(run: Run) -> Iterator[str]:
         yield f"Advantages are those of {run.own_estimator}."
     if words.read_kl_in_loss(run.get) and words.read_kl_in_reward(run.get):
         yield "verl applies a second KL penalty, in the rewards."
-    if run.get(f"{words.CORRECTION}.rollout_rs"):
-        yield f"verl rejects by rollout_rs={run.get(f'{words.CORRECTION}.rollout_rs')}."
-    if run.get(f"{words.CORRECTION}.bypass_mode"):
+    yield from _correction_notes(run)
+    if words.kl_control(run.get) is not None:
+        yield "verl changes the coefficient of the KL penalty during the run; kl.beta is what it starts from."
+    if words.reference_lacks_adapter(run.get):
+        yield "The KL's reference is the base model without the adapter that the run starts from."
+
+
+def _correction_notes(run: Run) -> Iterator[str]:
+    weights, rejection = (run.get(f"{words.CORRECTION}.{key}") for key in ("rollout_is", "rollout_rs"))
+    if run.get(words.BYPASS):
         yield "Bypass mode: the old log-probabilities are the rollout engine's."
+    elif (weights or rejection) and not words.weighs(run.get):
+        yield "verl computes no rollout correction, since the rollout engine's log-probabilities are not kept."
+    elif rejection:
+        yield f"verl rejects by rollout_rs={rejection}."
+    if words.normalises_weights(run.get):
+        yield "verl divides the rollout weights by their mean over the batch."

@@ -204,7 +204,7 @@ def batch_reports(carried: bool, variant: Variant | None, get: words.Get) -> Ite
     if counts_rows and get(words.V1) and prompts % mini:
         yield Finding(
             f"{words.MINI_BATCH}={mini} does not divide a step's {prompts} prompts: verl fills up the last update with "
-            f"empty rows, which {variant.name}'s aggregation counts as responses.",  # type: ignore[union-attr]
+            f"empty rows, which {variant.name}'s aggregation counts as responses.",
             tuple(Fix({words.MINI_BATCH: size}) for size in _dividing(prompts, mini, get)[:1]),
         )
 

@@ -146,7 +146,7 @@ def _loss(name: str, options: str, moved: tuple[tuple[str, float], ...]) -> Chos
 def _discount(base: Variant, given: Mapping[str, str], gamma: float) -> list[_Adopted]:
     """verl's discount, where the rule has one."""
     credit = AXES["credit"].choices.get(str(given.get("credit")), type(base.credit))
-    if gamma == GAMMA_DEFAULT or all(field.name != "gamma" for field in dataclasses.fields(credit)):  # type: ignore[arg-type]
+    if gamma == GAMMA_DEFAULT or all(field.name != "gamma" for field in dataclasses.fields(credit)):
         return []
     return [_Adopted("credit.gamma", gamma, words.GAMMA, gamma, {words.GAMMA: GAMMA_DEFAULT})]
 
@@ -154,7 +154,7 @@ def _discount(base: Variant, given: Mapping[str, str], gamma: float) -> list[_Ad
 def _moved(base: Variant, given: Mapping[str, str], moved: Mapping[str, float]) -> Iterator[_Adopted]:
     """verl's fields of the policy loss that were moved, where the surrogate has a counterpart."""
     cls = AXES["surrogate"].choices.get(str(given.get("surrogate")), type(base.surrogate))
-    for field, keys in words.loss_fields(cls).items():  # type: ignore[arg-type]
+    for field, keys in words.loss_fields(cls).items():
         found = [key for key in keys if key in moved]
         if not found:
             continue

@@ -68,6 +68,12 @@ REFUSALS = {
         {"num_generations": 1},
         "filter=zero_variance compares the responses of a prompt, and num_generations=1 leaves none. Set it to 2.",
     ),
+    "dynamic sampling without a bound": (
+        "gv_dapo,filter.max_rounds=none",
+        {},
+        "filter.max_rounds=none draws new prompts without a bound, so that a run whose prompts have no signal would "
+        "never end. Set filter.max_rounds=10.",
+    ),
     "overlong buffer": (
         "gv_dapo,overlong=penalty,overlong.buffer=7",
         {},

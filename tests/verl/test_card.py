@@ -178,6 +178,55 @@ def test_the_hosts_rollout_correction_is_on_the_card(words, spec):
     assert found.variant.correction == gv.get(f"rloo,correction={spec}").correction
 
 
+def test_a_correction_without_log_probabilities_is_none():
+    """verl computes no weight where the rollout engine's log-probabilities are not kept."""
+    words = ("algorithm.rollout_correction.rollout_is=token", "actor_rollout_ref.rollout.calculate_log_probs=False")
+    found = card_of(*whole("rloo"), *words)
+    assert found.variant.correction == ()
+    note = "verl computes no rollout correction, since the rollout engine's log-probabilities are not kept."
+    assert found.notes == (note,)
+
+
+def test_weights_stay_on_the_card_beside_a_rejection_that_it_cannot_describe():
+    correction = ("rollout_is=token", "rollout_rs=token_k2", "rollout_rs_threshold=0.1")
+    found = card_of(*whole("rloo"), *(f"algorithm.rollout_correction.{word}" for word in correction))
+    assert found.variant.correction == gv.get("rloo,correction=token_truncate").correction
+    assert found.notes == ("verl rejects by rollout_rs=token_k2.",)
+
+
+def test_normalised_weights_are_another_objective():
+    weights = "algorithm.rollout_correction.rollout_is=token"
+    plain = card_of(*whole("rloo"), weights)
+    found = card_of(*whole("rloo"), weights, "algorithm.rollout_correction.rollout_is_batch_normalize=True")
+    assert found.notes == ("verl divides the rollout weights by their mean over the batch.",)
+    assert found.hash != plain.hash
+    assert plain.notes == ()
+
+
+def test_an_adaptive_coefficient_is_on_the_card():
+    found = card_of(*whole("reinforce_pp"), "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.target_kl=0.2")
+    assert found.as_dict()["effective"]["kl_control"] == "adaptive, towards a KL of 0.2 over a horizon of 10000"
+    assert found.notes == (
+        "verl changes the coefficient of the KL penalty during the run; kl.beta is what it starts from.",
+    )
+    assert found.hash != card_of(*whole("reinforce_pp")).hash
+
+
+def test_a_reference_without_the_adapter_is_on_the_card():
+    adapter = "actor_rollout_ref.model.lora_adapter_path=/adapter"
+    note = "The KL's reference is the base model without the adapter that the run starts from."
+    assert note in card_of(*whole("grpo"), adapter).notes
+    assert note not in card_of(*whole("rloo"), adapter).notes
+
+
+def test_the_filter_is_the_one_that_the_trainer_has():
+    """The V1 trainer draws without a bound, the legacy trainer filters nothing; the paper's bound is neither."""
+    values = card_of(*whole("dapo")).as_dict()["values"]
+    assert values["filter.max_rounds"] == {"value": None, "origin": "verl's configuration"}
+    assert gv.get(card_of(*whole("dapo")).as_dict()["spec"]).filter.max_rounds is None
+    assert card_of(*whole("dapo"), "trainer.use_v1=False").as_dict()["values"]["filter"]["value"] == "none"
+
+
 def test_what_the_card_cannot_describe_it_says(parity):
     found = card_of(f"{ESTIMATOR}=gae", f"{LOSS}=gv_gspo", "algorithm.rollout_correction.bypass_mode=True")
     assert found.notes == (

@@ -345,7 +345,7 @@ REFUSED = {
     ),
     "ends that do not go together": (
         [f"{ESTIMATOR}=gv_reinforce_pp", f"{LOSS}=gv_gspo"],
-        "one value a response but this credit gives one advantage a token",
+        "ratio=sequence has one value a response and takes one advantage a response, not one a token",
         [],
     ),
 }

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from grpo_variants_verl import VariantPolicyLossConfig, native, workers
+from grpo_variants_verl.settings import loss_choice
 from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
@@ -35,7 +36,8 @@ def batch(rows=6, width=7, drift=1.0, dtype=torch.float64):
 
 def actor(loss_mode="vanilla", options=None, step=STEP, **fields):
     cls = PolicyLossConfig if options is None else VariantPolicyLossConfig
-    extra = {} if options is None else {"options": options}
+    extra = {key: fields.pop(key) for key in list(fields) if key in PolicyLossConfig.__dataclass_fields__}
+    extra |= {} if options is None else {"options": options}
     config = FSDPActorConfig(
         rollout_n=2, ppo_micro_batch_size_per_gpu=2, policy_loss=cls(loss_mode=loss_mode, **extra), **fields
     )
@@ -97,6 +99,51 @@ def test_verls_field_for_the_dual_clip_is_read():
     assert mine[1].item() == pytest.approx(7.38905609893065)
     asked = run(actor("gv_grpo", step=step, clip_ratio_c=4.0), tensors)
     assert (asked[0].item(), asked[1].item()) == (4.0, 0.0)
+
+
+# verl's own loss, the gv_ loss and its options, verl's fields that were moved.
+MOVED = [
+    ("sapo", "sapo", "conventions=verl", {"tau_pos": 2.0}),
+    ("sapo", "sapo", "conventions=verl", {"tau_pos": 2.0, "tau_neg": 0.5}),
+    ("kl_cov", "kl_cov", "ratio.bound_low=none,ratio.bound_high=none", {"kl_cov_ratio": 0.3, "ppo_kl_coef": 0.7}),
+    ("dro", "kimi_k15", "ratio=token,ratio.bound_low=none,ratio.bound_high=none", {"dro_beta": 0.3}),
+    (
+        "dppo_tv",
+        "dppo_tv",
+        "conventions=verl,ratio.anchor=old",
+        {"clip_ratio_c": 5.0, "clip_ratio_low": 0.02, "clip_ratio_high": 0.05},
+    ),
+    (
+        "dppo_kl",
+        "dppo_kl",
+        "conventions=verl,ratio.anchor=old",
+        {"clip_ratio_c": 1.5, "clip_ratio_low": 0.03, "clip_ratio_high": 0.07},
+    ),
+    ("cispo", "cispo", "conventions=verl,surrogate.low=0.2", {"clip_ratio_high": 1.5}),
+    ("cispo", "cispo", "conventions=verl", {"clip_ratio_high": 0.5, "clip_ratio_low": 0.3}),
+    ("vanilla", "grpo", "conventions=verl", {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 1.5}),
+]
+
+
+@pytest.mark.parametrize(("own", "name", "options", "moved"), MOVED, ids=[f"{m[0]}-{'-'.join(m[3])}" for m in MOVED])
+def test_a_field_that_was_moved_counts_as_in_verls_own_loss(own, name, options, moved):
+    """Value and gradient, and another value than with verl's defaults."""
+    mode = "seq-mean-token-mean" if own == "sapo" else "token-mean"
+    tensors, options = batch(), f"{options},aggregation={AGGREGATIONS[mode]}"
+    wanted = run(actor(own, loss_agg_mode=mode, **moved), tensors)
+    found = run(actor(f"gv_{name}", options, loss_agg_mode=mode, **moved), tensors)
+    assert_close(found[0], wanted[0], atol=1e-9, rtol=1e-9)
+    assert_close(found[1], wanted[1], atol=1e-9, rtol=1e-7)
+    assert abs(run(actor(f"gv_{name}", options, loss_agg_mode=mode), tensors)[0] - found[0]) > 1e-3
+
+
+def test_every_field_of_clip_cov_is_read():
+    """It draws tokens at random, so the surrogate is compared and not the loss."""
+    config = actor("gv_clip_cov", clip_cov_ratio=0.1, clip_cov_lb=-0.2, clip_cov_ub=0.8, clip_ratio_high=0.3)
+    found = loss_choice("clip_cov", config)
+    fields = "surrogate.fraction=0.1,surrogate.cov_low=-0.2,surrogate.cov_high=0.8,surrogate.high=0.3"
+    assert found.variant.surrogate == gv.get(f"clip_cov,{fields}").surrogate
+    assert found.origins["surrogate.fraction"] == "actor_rollout_ref.actor.policy_loss.clip_cov_ratio"
 
 
 RUNNABLE = [name for name in gv.names() if not list(loss_refusals(gv.get(name)))]

@@ -118,11 +118,15 @@ def test_a_preset_of_the_bypass_mode_equals_the_host(parity, preset):
 REJECTIONS = sorted(rollout_corr_helper.SUPPORTED_ROLLOUT_RS_OPTIONS - {"seq_mean_k1"})
 
 
+# The engine's log-probabilities, without which verl corrects nothing.
+KEPT = {verl_words.ENGINE_LOGP: True}
+
+
 @pytest.mark.parametrize("mode", REJECTIONS)
 def test_a_rejection_without_counterpart_is_named(parity, mode):
     """Only the geometric mask rejects whole responses and leaves their weights at 1."""
     settings = {"rollout_rs": mode, "rollout_rs_threshold": "0.5_2.0"}
-    found = {f"{verl_words.CORRECTION}.{name}": value for name, value in settings.items()}
+    found = {f"{verl_words.CORRECTION}.{name}": value for name, value in settings.items()} | KEPT
     with pytest.raises(ValueError, match=f"rollout_rs={mode} has no counterpart among the corrections here"):
         verl_words.read_correction(found.get)
     cause = "what rejects here is geometric_mask, seq_mean_k1 there, and bands of weights, which keep them inside"
@@ -134,7 +138,7 @@ def test_a_preset_without_counterpart_is_named(parity, preset):
     config = PRESETS[preset]()
     found = {
         f"{verl_words.CORRECTION}.{name}": getattr(config, name) for name in ("rollout_rs", "rollout_rs_threshold")
-    }
+    } | KEPT
     with pytest.raises(ValueError, match="rollout_rs=seq_mean_k3 has no counterpart"):
         verl_words.read_correction(found.get)
     parity.missing(f"rollout_correction preset {preset}", "no part here rejects by k3")
