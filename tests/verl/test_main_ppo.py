@@ -71,6 +71,8 @@ def test_two_workers_have_the_loss_of_one(logs):
 def test_the_run_shows_its_variant_and_reports_nothing_for_what_translate_printed(logs, workers):
     assert f"variant {SPEC}" in logs[workers]
     assert "Fix:" not in logs[workers]
+    assert "health: 2 steps checked, nothing found." in logs[workers]
+    assert [step["gv/health/findings"] for step in metrics(logs[workers])] == [0, 0]
 
 
 @pytest.mark.slow

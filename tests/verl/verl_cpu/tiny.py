@@ -57,6 +57,11 @@ def rows(count):
     ]
 
 
+def constant(data_source, solution_str, ground_truth, extra_info=None, **_):
+    """A reward that teaches nothing."""
+    return 1.0
+
+
 def letters(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     """Reward: the share of letters in what was written, which differs between almost all responses."""
     return sum(c.isascii() and c.isalpha() for c in solution_str) / 16
