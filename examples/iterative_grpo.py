@@ -8,7 +8,7 @@ and the policy learns from the reward model. After each round the reward model i
 RewardTrainer, on pairs of fresh answers and 10 % of old pairs, and the reference of the KL term becomes the policy
 (`reset_reference_every`), as in DeepSeekMath, algorithm 1. With `--frozen` the first round's reward model is kept: it
 has never seen good answers, and its opinion of them is worth little.
-Two CPU cores, one to two minutes. Needs: pip install "grpo-variants[trl]"
+Two CPU cores, one to two minutes. Needs: pip install ".[trl]"
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Tea is six steps, one a line, in one order: chance finds it once in some hundred thousand answers. With one reward for a
 whole recipe there is nothing to learn from; with a reward for each step in its place (`grpo_process`) there is at once.
-Two CPU cores, about a minute. Needs: pip install "grpo-variants[trl]"
+Two CPU cores, about a minute. Needs: pip install ".[trl]"
 """
 
 from __future__ import annotations

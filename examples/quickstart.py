@@ -6,7 +6,7 @@ it your own model, prompts and reward:
     python examples/quickstart.py --model Qwen/Qwen2.5-0.5B-Instruct --dataset prompts.jsonl
         --reward my_rewards.score --variant gspo --steps 200 --max-tokens 256 --learning-rate 1e-5
 
-Needs: pip install "grpo-variants[trl,report]" gguf
+Needs: pip install ".[trl,report]" gguf
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # LoRA with verl, on any variant of the family.
 #
 #   examples/verl_lora.sh 'dapo,kl=k3,kl.beta=0.001' [overrides of verl]
-#       One GPU (about 24 GB), `pip install "grpo-variants[verl]" vllm`, and a data set in verl's format in $DATA:
+#       One GPU (about 24 GB), `pip install ".[verl]" vllm`, and a data set in verl's format in $DATA:
 #       train.parquet and test.parquet with data_source, prompt, reward_model (verl's data preparation writes them).
 #   examples/verl_lora.sh --cpu-smoke rloo [overrides]
 #       The same, two steps on a model of 20 thousand parameters that it makes: no GPU, no download, one or two minutes.

@@ -14,6 +14,11 @@ def installed(package: str) -> str | None:
         return None
 
 
+def how_to_install(trainer: str) -> str:
+    """What installs this package with a trainer: it is not on a package index."""
+    return f"in a clone of grpo-variants: pip install '.[{trainer}]'"
+
+
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """Versions of those packages that are installed."""
     return {package: found for package in packages if (found := installed(package)) is not None}

@@ -1,9 +1,11 @@
 """grpo-variants in TRL: the variant trainer and config, and the stock trainer taught the same loss types."""
 
+from grpo_variants.versions import how_to_install
+
 try:
     import trl as _trl  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}. Install it with: pip install 'grpo-variants[trl]'") from error
+    raise ModuleNotFoundError(f"{error}. Install it {how_to_install('trl')}") from error
 
 from grpo_variants.steps import Step, step_rewards, step_spans, token_ends
 from grpo_variants_trl.config import VariantGRPOConfig

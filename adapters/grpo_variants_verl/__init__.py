@@ -6,10 +6,12 @@ hides why a plugin does not load.
 
 import logging
 
+from grpo_variants.versions import how_to_install
+
 try:
     import verl as _verl  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}. Install it with: pip install 'grpo-variants[verl]'") from error
+    raise ModuleNotFoundError(f"{error}. Install it {how_to_install('verl')}") from error
 
 try:
     from grpo_variants_verl.cards import VariantCallback

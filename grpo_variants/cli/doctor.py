@@ -15,7 +15,7 @@ import typer
 
 from grpo_variants import __version__
 from grpo_variants.catalogue import names
-from grpo_variants.versions import installed
+from grpo_variants.versions import how_to_install, installed
 
 TESTED = {"trl": "1.16", "verl": "0.9.1"}
 PLUGIN, GROUP, POLICY = "grpo_variants", "verl.plugins", "VERL_USE_EXTERNAL_PLUGINS"
@@ -64,14 +64,29 @@ def doctor() -> None:
     for host, examine in (("trl", trl_findings), ("verl", verl_findings)):
         found = versions[host]
         if found is None:
-            findings.append(Finding("note", f"{host}: not installed (pip install 'grpo-variants[{host}]')"))
+            findings.append(Finding("note", _how_to_get(host, beside=any(versions.values()))))
             continue
         findings += version_findings(host, found)
         findings += examine(probe(host))
+    if all(versions.values()) and any(finding.state == "missing" for finding in findings):
+        findings.append(Finding("note", _APART))
     for finding in findings:
         typer.echo(f"{finding.state:<8}{finding.text}")
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)
+
+
+# verl looks for what TRL no longer has as soon as TRL can be found, and their other requirements differ as well.
+_APART = (
+    "TRL and verl are both in this environment, where they do not work together. Give each its own, in a clone of "
+    "grpo-variants: python -m venv .venvs/verl && .venvs/verl/bin/pip install '.[verl]'"
+)
+
+
+def _how_to_get(host: str, beside: bool) -> str:
+    """How to have a trainer that is not installed; beside another one it would not work."""
+    where = "not installed here, and it needs an environment of its own: " if beside else "not installed; "
+    return f"{host}: {where}{how_to_install(host)}"
 
 
 def _core() -> Finding:
@@ -120,14 +135,15 @@ def verl_findings(facts: Facts) -> Iterator[Finding]:
         return
     yield from _registered(facts)
     if facts["queue"]:
-        yield Finding("missing", f"verl: its default trainer needs TransferQueue: {facts['queue']}")
+        yield Finding(
+            "missing", f"verl: its default trainer needs TransferQueue: {facts['queue']} (pip install TransferQueue)"
+        )
     if facts["engine"]:
         yield Finding("missing", f"verl: its FSDP engine does not import: {facts['engine']}")
     if facts["beside_trl"]:
         yield Finding(
             "missing",
-            f"verl: its FSDP engine builds no model beside this TRL: {facts['beside_trl']}. Give TRL and verl an "
-            "environment each",
+            f"verl: its FSDP engine builds no model beside this TRL: {facts['beside_trl']}",
         )
 
 
@@ -152,5 +168,5 @@ def _why_not(facts: Facts) -> str:
     if policy != "auto" and PLUGIN not in [name.strip() for name in policy.split(",")]:
         return f"{POLICY}={policy} leaves out {PLUGIN}; add it"
     if not any(entry.name == PLUGIN for entry in entry_points(group=GROUP)):
-        return f"no entry point {GROUP}: the package is on the path but not installed; pip install it"
+        return f"no entry point {GROUP}: the package is on the path but not installed; {how_to_install('verl')}"
     return "its plugin loaded and registered nothing; is another package named grpo_variants_verl on the path?"

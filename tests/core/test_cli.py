@@ -209,7 +209,7 @@ def test_the_launcher_without_trl_says_what_to_install(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
     status, _, err = run("trl", "--loss_type", "gv_dapo")
     assert status == 2
-    assert "Install it with: pip install 'grpo-variants[trl]'" in err
+    assert "Install it in a clone of grpo-variants: pip install '.[trl]'" in err
 
 
 def test_the_command_imports_no_trainer():

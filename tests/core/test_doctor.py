@@ -41,8 +41,8 @@ TRL, VERL = {"trl": "1.16.2"}, {"verl": "0.9.1"}
 def test_neither_host_is_an_environment_for_the_core(examine):
     status, text = examine({}, {})
     assert status == 0
-    assert "trl: not installed (pip install 'grpo-variants[trl]')" in text
-    assert "verl: not installed (pip install 'grpo-variants[verl]')" in text
+    assert "trl: not installed; in a clone of grpo-variants: pip install '.[trl]'\n" in text
+    assert "verl: not installed; in a clone of grpo-variants: pip install '.[verl]'\n" in text
 
 
 def test_trl_alone(examine):
@@ -50,6 +50,10 @@ def test_trl_alone(examine):
     assert status == 0
     assert "ok      trl 1.16.2" in text
     assert "VariantGRPOTrainer takes every variant" in text
+    assert (
+        "note    verl: not installed here, and it needs an environment of its own: in a clone of grpo-variants: pip "
+        "install '.[verl]'\n"
+    ) in text
 
 
 def test_verl_alone(examine):
@@ -62,7 +66,21 @@ def test_both_in_one_environment(examine):
     verl = {**HEALTHY, "beside_trl": "it looks for trl.AutoModelForCausalLMWithValueHead"}
     status, text = examine(TRL | VERL, {"trl": {"error": None, "adapter": None}, "verl": verl})
     assert status == 1
-    assert "no model beside this TRL: it looks for trl.AutoModelForCausalLMWithValueHead. Give TRL and verl" in text
+    assert "no model beside this TRL: it looks for trl.AutoModelForCausalLMWithValueHead\n" in text
+    assert text.splitlines()[-1] == (
+        "note    TRL and verl are both in this environment, where they do not work together. Give each its own, in a "
+        "clone of grpo-variants: python -m venv .venvs/verl && .venvs/verl/bin/pip install '.[verl]'"
+    )
+
+
+@pytest.mark.parametrize("broken", ["trl", "verl"])
+def test_whatever_breaks_beside_the_other_trainer_the_advice_is_an_environment_each(examine, broken):
+    facts = {"trl": {"error": None, "adapter": None}, "verl": HEALTHY}
+    status, text = examine(TRL | VERL, facts | {broken: {**HEALTHY, "error": "ImportError: x"}})
+    assert status == 1
+    assert "Give each its own" in text
+    status, text = examine(TRL | VERL, facts)
+    assert (status, "Give each its own" in text) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +108,10 @@ def test_no_entry_point(examine, monkeypatch):
     monkeypatch.setattr(module, "entry_points", lambda group: [])
     status, text = examine(VERL, {"verl": {**HEALTHY, "losses": []}})
     assert status == 1
-    assert "no entry point verl.plugins: the package is on the path but not installed" in text
+    assert (
+        "no entry point verl.plugins: the package is on the path but not installed; in a clone of grpo-variants: pip"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +120,7 @@ def test_no_entry_point(examine, monkeypatch):
         ({"error": "ModuleNotFoundError: ray"}, "verl does not import: ModuleNotFoundError: ray"),
         ({**HEALTHY, "algorithms": "ImportError: x"}, "verl does not import: ImportError: x"),
         ({**HEALTHY, "engine": "ImportError: w"}, "verl: its FSDP engine does not import: ImportError: w"),
-        ({**HEALTHY, "queue": "ModuleNotFoundError: transfer_queue"}, "its default trainer needs TransferQueue"),
+        ({**HEALTHY, "queue": "ModuleNotFoundError: transfer_queue"}, "transfer_queue (pip install TransferQueue)"),
         ({**HEALTHY, "estimators": ALL[1:]}, f"not registered: {ALL[0]}"),
     ],
 )

@@ -1,6 +1,8 @@
 """`grpo-variants trl` in a child process: TRL's own script with flags and YAML, the card, errors, two processes."""
 
+import inspect
 import os
+import re
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import tiny_model
 import torchrun
 import trl
 from grpo_variants_trl import launcher
+from trl.scripts import grpo
 
 from grpo_variants.card import read_card
 from grpo_variants.cli import app
@@ -131,6 +134,75 @@ def test_what_cannot_be_honoured_ends_with_status_2(project, capsys, loss_type):
         launcher.main(flags(values))
     assert ended.value.code == 2
     assert capsys.readouterr().err == WRONG[loss_type] + "\n"
+
+
+MISSING = {
+    "no such file": (
+        ["--config", "missing.yaml"],
+        {},
+        "--config missing.yaml: No such file or directory; give the path",
+    ),
+    "no such file, by an equals sign": (
+        ["--config=missing.yaml"],
+        {},
+        "--config missing.yaml: No such file or directory",
+    ),
+    "a folder": (["--config", "data"], {}, "--config data: Is a directory; give the path of a YAML file."),
+    "no path": (["--config"], {}, "--config needs the path of a YAML file."),
+    "no YAML": (
+        ["--config", "broken.yaml"],
+        {},
+        "--config broken.yaml is not YAML: mapping values are not allowed here",
+    ),
+    "no such function of TRL's": (
+        [],
+        {"reward_funcs": "acuracy_reward"},
+        "--reward_funcs acuracy_reward is neither module.function nor one of TRL's. Did you mean 'accuracy_reward'? "
+        "TRL's: accuracy_reward, reasoning_accuracy_reward, think_format_reward, get_soft_overlong_punishment.",
+    ),
+    "no such function": (
+        [],
+        {"reward_funcs": "rewards.one"},
+        "--reward_funcs rewards.one: no function 'one'. Did you mean 'ones'? It has: ones, broken.",
+    ),
+    "no such module": ([], {"reward_funcs": "nope.ones"}, "--reward_funcs nope.ones: there is no module 'nope' here."),
+    "no reward": (
+        [],
+        {"reward_funcs": None},
+        "--reward_funcs is missing: module.function of your own, or one of TRL's",
+    ),
+    "no data": (
+        [],
+        {"dataset_name": None},
+        "--dataset_name is missing: the prompts to train on, a folder or a name on",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_what_is_missing_ends_with_one_sentence(project, here, capsys, case):
+    arguments, changes, text = MISSING[case]
+    (project / "broken.yaml").write_text("loss_type: a: b")
+    values = settings(project, "missing", loss_type="gv_dapo", model_name_or_path="/no/such/model") | changes
+    with pytest.raises(SystemExit) as ended:
+        launcher.main([*flags({key: value for key, value in values.items() if value is not None}), *arguments])
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert printed.startswith(f"error: {text}")
+    assert printed.count("\n") == 1
+    assert not (project / "missing").exists()
+
+
+def test_a_module_that_is_broken_itself_keeps_its_traceback(project, here):
+    (project / "needy.py").write_text("import no_such_library\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        launcher.main(flags(settings(project, "missing", loss_type="gv_dapo", reward_funcs="needy.ones")))
+
+
+def test_the_reward_functions_that_trls_script_knows():
+    """They stand in the body of its main function."""
+    registry = inspect.getsource(grpo.main).partition("reward_funcs_registry = {")[2].partition("}")[0]
+    assert tuple(re.findall(r'"(\w+)":', registry)) == launcher.REWARDS
 
 
 def test_trls_own_classes_are_put_back(project):
