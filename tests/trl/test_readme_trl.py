@@ -11,7 +11,6 @@ from grpo_variants_trl import launcher
 import grpo_variants as gv
 from grpo_variants.card import read_card
 
-
 SMALL = dict(use_cpu=True, bf16=False, report_to="none", max_completion_length=6, max_steps=2, logging_steps=1)
 
 
