@@ -16,25 +16,28 @@ def check_number(
     *,
     at_least: float = -math.inf,
     above: float = -math.inf,
+    below: float = math.inf,
     optional: bool = False,
 ) -> None:
     """Raise unless `value` is a finite number inside the range (or None where that is allowed)."""
     if value is None and optional:
         return
-    allowed = _range_text(at_least, above, optional)
+    allowed = _range_text(at_least, above, below, optional)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{where}={value!r} is not a number; allowed: {allowed}.")
-    if not math.isfinite(value) or value < at_least or value <= above:
+    if not math.isfinite(value) or not at_least <= value < below or value <= above:
         raise ValueError(f"{where}={value!r} is out of range; allowed: {allowed}.")
 
 
-def _range_text(at_least: float, above: float, optional: bool) -> str:
+def _range_text(at_least: float, above: float, below: float, optional: bool) -> str:
     if above > -math.inf:
         text = f"a finite number above {above:g}"
     elif at_least > -math.inf:
         text = f"a finite number of at least {at_least:g}"
     else:
         text = "a finite number"
+    if below < math.inf:
+        text += f" and below {below:g}"
     return f"{text}, or none" if optional else text
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants.checks import check_choice, check_number
+from grpo_variants.masked import highest
 
 
 def _k1(u: Tensor) -> Tensor:
@@ -74,6 +75,9 @@ class KL:
     beta * kl (between the sampling policy and the reference) from its reward. gradient: `own`, or `k2` (the reverse
     KL's). weighted: `ratio` multiplies by the importance ratio and lets the gradient through it (DeepSeek-V3.2,
     arXiv 2512.02556). bound, value_bound: clamps on the log ratio and on the estimate; none switches one off.
+    exempt: share of each response's tokens, those of highest entropy, that have no KL term (Archer,
+    arXiv 2507.15778); the others count for them, so that a response's mean is that of the others. none for a term at
+    every token.
     """
 
     estimator: ClassVar[str]
@@ -83,6 +87,7 @@ class KL:
     weighted: Literal["none", "ratio"] = "none"
     bound: float | None = 20.0
     value_bound: float | None = None
+    exempt: float | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -92,6 +97,12 @@ class KL:
         check_choice("kl.weighted", self.weighted, ("none", "ratio"))
         check_number("kl.bound", self.bound, above=0, optional=True)
         check_number("kl.value_bound", self.value_bound, above=0, optional=True)
+        check_number("kl.exempt", self.exempt, above=0, below=1, optional=True)
+        if self.placement == "reward" and self.exempt is not None:
+            raise ValueError(
+                f"kl.exempt={self.exempt!r} chooses tokens of the loss by their entropy, and kl.placement='reward' "
+                "puts the penalty into the reward; set kl.exempt=none, or kl.placement=loss."
+            )
         if self.placement == "reward" and (self.gradient != "own" or self.weighted != "none"):
             raise ValueError(
                 f"kl.placement='reward' has no gradient through the penalty, so kl.gradient={self.gradient!r} and "
@@ -108,6 +119,12 @@ class KL:
             bound=self.bound,
             value_bound=self.value_bound,
         )
+
+    def weights(self, entropy: Tensor, mask: Tensor) -> Tensor:
+        """What each token's term is multiplied by: 0 where it is exempt, l over the number of the others there."""
+        paying = mask if self.exempt is None else mask & ~highest(entropy, mask, self.exempt)
+        tokens, kept = (which.to(entropy.dtype).sum(1, keepdim=True) for which in (mask, paying))
+        return paying * (tokens / kept.clamp(min=1))
 
     def penalty(self, old_logp: Tensor, ref_logp: Tensor) -> Tensor:
         """What a token's reward is reduced by, beta * kl: [N, T], detached."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_variants import baseline, credit, ratio, scale, token_credit, transform
+from grpo_variants.surrogate import Aspo
 from grpo_variants.variant import AXES, Variant
 
 # Options that change a variant, by the keys of a spec string.
@@ -96,7 +97,7 @@ def _changed(variant: Variant, way: Way) -> Variant:
     for key, value in way.items():
         axis, _, field = key.partition(".")
         cls: Any = AXES[axis].choices.get(value)
-        part = replace(getattr(changed, axis), **{field: value}) if field else cls()
+        part = replace(getattr(changed, axis), **{field: None if value == "none" else value}) if field else cls()
         object.__setattr__(changed, axis, part)
     return changed
 
@@ -177,6 +178,13 @@ FENCES: tuple[Fence, ...] = (
         lambda v: v.surrogate.per_response and v.credit.per_token,
         "takes one advantage a response, not one a token",
         _fixed({"credit": "outcome"}, {"surrogate": "clip"}),
+    ),
+    Fence(
+        "surrogate",
+        ("ratio",),
+        lambda v: isinstance(v.surrogate, Aspo) and v.surrogate.fraction is not None and v.ratio.per_sequence,
+        "has a range by the entropy of each token and takes one ratio a token",
+        _fixed({"ratio": "token"}, {"ratio": "sequence_token"}, {"surrogate.fraction": "none"}),
     ),
     Fence(
         "ratio",

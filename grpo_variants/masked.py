@@ -45,6 +45,19 @@ def masked_quantile(value: Tensor, mask: Tensor, q: float) -> Tensor:
     return torch.where(below == above, below, below + (above - below) * (position - position.floor()))
 
 
+def highest(value: Tensor, mask: Tensor, fraction: float) -> Tensor:
+    """Valid tokens above their own row's (1 - fraction) quantile, the share of highest values: [B, T] bool.
+
+    The quantile interpolates between two neighbours in the row's order; nothing lies between these, so that above it
+    is above the lower of the two.
+    """
+    beyond = value.new_full((len(value), 1), float("inf"))
+    ordered = torch.cat([select(mask, value, float("inf")), beyond], 1).sort(1).values
+    # A position that is whole must not fall below itself by rounding: 0.9 * 10 may be less than 9.
+    place = ((mask.sum(1, keepdim=True) - 1).clamp(min=0).double() * (1 - fraction) + 1e-9).floor().long()
+    return mask & (value > ordered.gather(1, place))
+
+
 def reverse_cumsum(value: Tensor) -> Tensor:
     """Sum from each token to the end of its row: [N, T] -> [N, T]."""
     return value.flip(-1).cumsum(-1).flip(-1)

@@ -62,7 +62,12 @@ def _kl(variant: Variant, x: Tokens, log_ratio: Tensor) -> Tensor | None:
     if variant.kl is None or not variant.kl_in_loss:
         return None
     estimate = variant.kl.per_token(x.logp, x.need("ref_logp", f"{variant.name}'s kl={variant.kl.estimator}"))
-    return estimate * log_ratio.exp() if variant.kl.weighted == "ratio" else estimate
+    if variant.kl.weighted == "ratio":
+        estimate = estimate * log_ratio.exp()
+    if variant.kl.exempt is None:
+        return estimate
+    weight = variant.kl.weights(x.need("entropy", "kl.exempt"), x.mask)
+    return select(weight != 0, estimate) * weight
 
 
 def row_weights_of(variant: Variant, x: Tokens, counts: Counts | None, keep: Tensor | None) -> Tensor:

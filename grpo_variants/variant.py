@@ -114,6 +114,7 @@ AXES: Mapping[str, Axis] = {
         {
             "reinforce": surrogate.Reinforce,
             "clip": surrogate.Clip,
+            "entropy_clip": surrogate.EntropyClip,
             "cispo": surrogate.Cispo,
             "sapo": surrogate.Sapo,
             "gmpo": surrogate.Gmpo,

@@ -21,6 +21,7 @@ from grpo_variants.filters import ZeroVariance
 from grpo_variants.inputs import Counts, Rollouts, Tokens
 from grpo_variants.objective import policy_loss
 from grpo_variants.shaping import Mask, Penalty
+from grpo_variants.surrogate import Aspo
 from grpo_variants.variant import Variant
 from grpo_variants.verl_findings import Finding, Fix
 
@@ -117,6 +118,17 @@ def loss_refusals(variant: Variant) -> Iterator[Finding]:
             f"{variant.name}: verl adds the KL term itself and cannot weigh it by the ratio.",
             (Fix(objective={"kl.weighted": "none"}),),
         )
+    if variant.kl_in_loss and variant.kl is not None and variant.kl.exempt is not None:
+        yield Finding(
+            f"{variant.name}: verl adds the KL term itself, to every token.", (Fix(objective={"kl.exempt": "none"}),)
+        )
+    if isinstance(variant.surrogate, Aspo) and variant.surrogate.fraction is not None:
+        yield Finding(
+            f"{variant.name}: surrogate.fraction={variant.surrogate.fraction:g} needs entropies, which verl does not "
+            "hand to a policy loss; without it there is one range, as in the paper.",
+            (Fix(objective={"surrogate.fraction": "none"}),),
+        )
+        return
     if isinstance(variant.aggregation, PromptMean):
         yield from _prompt_mean_refusal(variant)
         return
@@ -183,7 +195,7 @@ def homogeneous(variant: Variant) -> bool:
     form, counts = loss_form(variant), Counts(tokens=4, sequences=1, nonempty=1, length=4)
 
     def term(scale: float) -> Tensor:
-        x = Tokens(logp=logp, mask=logp < 0, advantages=scale * advantage, old_logp=old)
+        x = Tokens(logp=logp, mask=logp < 0, advantages=scale * advantage, old_logp=old, entropy=-logp)
         return form.surrogate(form.ratio(x), x, counts).loss
 
     return torch.allclose(term(3.0), 3.0 * term(1.0))

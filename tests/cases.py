@@ -222,6 +222,7 @@ FIELD_VALUES = {
     "kl.weighted": ("none", "ratio"),
     "kl.bound": (None, 0.2, 20.0),
     "kl.value_bound": (None, 0.05, 10.0),
+    "kl.exempt": (None, 0.3),
     "correction.cap": (1.1, 2.0),
     "correction.floor": (0.0, 0.9),
     "correction.low": (None, 0.8),
@@ -285,6 +286,7 @@ def random_specs(draw):
 REFUSALS = (
     *(fence.takes.partition("{")[0] for fence in FENCES),
     "kl.placement='reward' has no gradient through the penalty",
+    "chooses tokens of the loss by their entropy",
     "scale.over='tokens' whitens the centred advantages",
     "correction.low and correction.high are both none",
     "singleton=raw has no effect",

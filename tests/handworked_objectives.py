@@ -30,6 +30,10 @@ PAIR_WITHOUT_REFERENCE: dict[str, Table] = {"policy": PAIR["policy"], "old": PAI
 # With PAIR: w = 2, 1, 0.25 | 20/3, 1.5
 ROLLOUT: Table = [[0.1, 0.5, 0.8], [0.03, _, 0.2]]
 
+# Four responses whose first token has the highest entropy, above the 80 % quantile of its own response.
+SPLIT: dict[str, Table] = {"policy": [[0.52, 0.4, 0.1], [0.14, _, 0.6], [0.1, 0.35, 0.8], [0.6, 0.55, _]]}
+ENTROPIES = numbers([[1.2, 0.3, 0.4], [0.9, _, 0.1], [1.5, 0.2, 1.4], [0.8, 0.7, _]], float("nan"))
+
 CASES: dict[str, Case] = {
     "two_sided": Case(
         **NORMALISED,
@@ -284,15 +288,54 @@ CASES: dict[str, Case] = {
     ),
     "aspo": Case(
         **NORMALISED,
-        # rho 2, 1.1, 0.25 | 0.5, 2
-        #   A = 1.5:  rho 2 -> 1/1.2: -1.25 (clipped); 1.1 -> -1.5/1.1; 0.25 -> 4, above 3: -3 * 1.5 ln 0.1
-        #   A = -0.5: 0.8 * 0.5 = 0.4 (clipped); 1
-        # L = their sum / 5 tokens. Gradient: 0, -1.5/1.1, -4.5 | 0, 1, over 5
-        policy=PAIR["policy"],
-        old=[[0.2, 0.5, 0.4], [0.2, _, 0.3]],
-        given=[1.5, -0.5],
-        loss=(-1.25 - 1.5 / 1.1 - 4.5 * ln(0.1) + 1.4) / 5,
-        gradient=[[0, -0.3 / 1.1, -0.9], [0, _, 0.2]],
+        # The token of highest entropy in each response (the first) has the range 0.6 to 1.4, the others 0.8 to 1.2.
+        # rho 1.3, 2, 0.25 | 0.7, 2 | 0.5, 0.7, 4 | 2, 1.1
+        #   A = 1.5:  1.3 -> -1.5/1.3 (within 1.4); 2 -> 1/1.2: -1.25 (clipped); 0.25 -> 4, above 3: -3 * 1.5 ln 0.1
+        #   A = -0.5: 0.7 -> 0.35 (within 0.6); 2 -> 1
+        #   A = -1:   0.5 -> 0.6 (clipped); 0.7 -> 0.8 (clipped); 4, above 3: 3 ln 0.8
+        #   A = 1:    2 -> -1/1.4 (clipped); 1.1 -> -1/1.1
+        # k3 of e^u = 0.5: ln 2 - 0.5, with gradient 1 - 0.5; 0 elsewhere.
+        policy=SPLIT["policy"],
+        old=[[0.4, 0.2, 0.4], [0.2, _, 0.3], [0.2, 0.5, 0.2], [0.3, 0.5, _]],
+        ref=[[0.26, 0.4, 0.1], [0.14, _, 0.6], [0.1, 0.35, 0.8], [0.6, 0.55, _]],
+        extras={"entropy": ENTROPIES},
+        given=[1.5, -0.5, -1, 1],
+        loss=(
+            (-1.5 / 1.3 - 1.25 - 4.5 * ln(0.1) + 0.001 * (ln(2) - 0.5)) / 3
+            + 1.35 / 2
+            + (1.4 + 3 * ln(0.8)) / 3
+            + (-1 / 1.4 - 1 / 1.1) / 2
+        )
+        / 4,
+        gradient=[
+            [(-1.5 / 1.3 + 0.0005) / 12, 0, -4.5 / 12],
+            [0.35 / 8, _, 1 / 8],
+            [0, 0, 3 / 12],
+            [0, -1 / 8.8, _],
+        ],
+    ),
+    "archer": Case(
+        **NORMALISED,
+        # The token of highest entropy in each response (the first) has the range 0.5 to 1.5, the others 0.8 to 1.2.
+        # rho 1.3, 2, 0.25 | 0.7, 2 | 0.4, 0.7, 16 | 2, 1.1
+        #   A = 1.5:  1.3 -> -1.95 (within 1.5); 2 -> -1.8 (clipped); 0.25 -> -0.375
+        #   A = -0.5: 0.7 -> 0.35 (within 0.5); 2 -> 1
+        #   A = -1:   0.4 -> 0.5 (clipped); 0.7 -> 0.8 (clipped); 16 -> 10 (dual clip)
+        #   A = 1:    2 -> -1.5 (clipped); 1.1 -> -1.1
+        # k3 of the first response: e^u = 0.5, of high entropy: no term; 2: 1 - ln 2, with gradient 1 - 2; 1: 0.
+        # Two of its three tokens have a term, which counts 3/2 of it. The other responses' are 0.
+        policy=SPLIT["policy"],
+        old=[[0.4, 0.2, 0.4], [0.2, _, 0.3], [0.25, 0.5, 0.05], [0.3, 0.5, _]],
+        ref=[[0.26, 0.8, 0.1], [0.14, _, 0.6], [0.1, 0.35, 0.8], [0.6, 0.55, _]],
+        extras={"entropy": ENTROPIES},
+        given=[1.5, -0.5, -1, 1],
+        loss=((-4.125 + 0.0015 * (1 - ln(2))) / 3 + 1.35 / 2 + 11.3 / 3 - 2.6 / 2) / 4,
+        gradient=[
+            [-1.95 / 12, -0.0015 / 12, -0.375 / 12],
+            [0.35 / 8, _, 1 / 8],
+            [0, 0, 0],
+            [0, -1.1 / 8, _],
+        ],
     ),
     "ce_gppo": Case(
         **NORMALISED,

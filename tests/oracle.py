@@ -13,7 +13,7 @@ import math
 from typing import Any, NamedTuple
 
 import oracle_advantages as wider
-from oracle_numbers import bounded, mean, minus, stop, variance
+from oracle_numbers import bounded, mean, minus, stop, upper_quantile, variance
 from oracle_objectives import CLIPPING, STATISTICS, SURROGATES, Cell, Here, Loss
 
 STEP = 1e-30
@@ -310,6 +310,7 @@ class Row(NamedTuple):
     ref: list | None
     rollout: list | None
     advantage: list
+    entropy: list | None = None
 
 
 def row_of(x, i, logp=None):
@@ -321,9 +322,8 @@ def row_of(x, i, logp=None):
     a = x["advantages"][i]
     logp = logp if logp is not None else pick("logp")
     old = pick("old_logp") or [stop(z) for z in logp]
-    return Row(
-        logp, old, pick("ref_logp"), pick("rollout_logp"), [a[t] for t in at] if isinstance(a, list) else [a] * len(at)
-    )
+    advantage = [a[t] for t in at] if isinstance(a, list) else [a] * len(at)
+    return Row(logp, old, pick("ref_logp"), pick("rollout_logp"), advantage, pick("entropy"))
 
 
 def differences(values, row):
@@ -382,12 +382,17 @@ ESTIMATORS = {
 }
 
 
-def kl_term(values, d, lp, ref):
+def kl_term(values, d, lp, ref, n, row):
     k = token_estimate(values, lp, ref)
     if values["kl.gradient"] == "k2":
         u = bounded(ref - lp, minus(values["kl.bound"]), values["kl.bound"])
         k = stop(k) + u * u / 2 - stop(u * u / 2)
-    return k * cmath.exp(d) if values["kl.weighted"] == "ratio" else k
+    k = k * cmath.exp(d) if values["kl.weighted"] == "ratio" else k
+    if values["kl.exempt"] is None:
+        return k
+    bound = upper_quantile(row.entropy, values["kl.exempt"])
+    paying = [h for h in row.entropy if h <= bound]
+    return k * len(row.entropy) / len(paying) if row.entropy[n] <= bound else 0.0
 
 
 def in_loss(values):
@@ -620,7 +625,7 @@ def tokens_of(values, x, i, step, logp=None):
         term = SURROGATES[values["surrogate"]](values, here)
         stays = (i, at[n]) in step.kept
         policy = weights[n] * term.loss if stays and weights[n] != 0 else 0.0
-        kl = kl_term(values, d, row.logp[n], row.ref[n]) if in_loss(values) else 0.0
+        kl = kl_term(values, d, row.logp[n], row.ref[n], n, row) if in_loss(values) else 0.0
         result.append(Token(policy, kl, stop(cmath.exp(d)), term, weights[n], stays))
     return result
 

@@ -1,6 +1,8 @@
 """Numbers of the oracle, real or complex: stop-gradient, bounds, means."""
 
+import math
 import statistics
+from fractions import Fraction
 
 
 def stop(z):
@@ -35,3 +37,11 @@ def variance(numbers, ddof):
     if len(numbers) <= ddof:
         return 0.0
     return float(statistics.variance(numbers) if ddof else statistics.pvariance(numbers))
+
+
+def upper_quantile(numbers, share):
+    """The linear quantile above which a share of the numbers lies, as a fraction without rounding."""
+    ordered, position = sorted(map(Fraction, numbers)), (len(numbers) - 1) * (1 - Fraction(str(share)))
+    low = math.floor(position)
+    above = ordered[min(low + 1, len(ordered) - 1)]
+    return ordered[low] + (above - ordered[low]) * (position - low)

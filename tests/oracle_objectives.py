@@ -4,7 +4,7 @@ import cmath
 import math
 from typing import Any, NamedTuple
 
-from oracle_numbers import bounded, larger, mean, smaller, stop
+from oracle_numbers import bounded, larger, mean, smaller, stop, upper_quantile
 
 
 class Loss(NamedTuple):
@@ -122,8 +122,19 @@ def clipped(x, low, high, dual=None):
     return Loss(-gain, x.a < 0 and x.ratio.real < low, x.a > 0 and x.ratio.real > high)
 
 
+def range_of(values, x):
+    """Bounds of a token's ratio: the wide ones where its entropy is among the highest of its response."""
+    share = values["surrogate.fraction"]
+    top = "top_" if share is not None and x.row.entropy[x.n] > upper_quantile(x.row.entropy, share) else ""
+    return 1 - values[f"surrogate.{top}low"], 1 + values[f"surrogate.{top}high"]
+
+
+def entropy_clip(values, x):
+    return clipped(x, *range_of(values, x), values["surrogate.dual"])
+
+
 def aspo(values, x):
-    low, high, cap = 1 - values["surrogate.low"], 1 + values["surrogate.high"], values["surrogate.cap"]
+    (low, high), cap = range_of(values, x), values["surrogate.cap"]
     top = bounded(x.ratio, None, high)
     weight = bounded(x.ratio, low, None) if x.a < 0 else top / stop(top) ** 2
     loss = -cap * x.a * x.lp if cap is not None and stop(weight) > cap else -x.a * weight
@@ -253,6 +264,7 @@ def m2po(values, x):
 SURROGATES = {
     "reinforce": reinforce,
     "clip": clip,
+    "entropy_clip": entropy_clip,
     "cispo": cispo,
     "sapo": sapo,
     "gmpo": gmpo,

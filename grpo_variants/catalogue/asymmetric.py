@@ -1,4 +1,4 @@
-"""Members that clip the two sides, or the two signs of the advantage, differently."""
+"""Members that clip the two sides, the two signs of the advantage, or tokens of different entropy differently."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 from grpo_variants.aggregation import TokenMean
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import GRPO
+from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
-from grpo_variants.surrogate import Aspo, CeGppo, Fipo
+from grpo_variants.surrogate import Aspo, CeGppo, EntropyClip, Fipo
 from grpo_variants.variant import Variant
 
 ASYMMETRIC: tuple[Variant, ...] = (
@@ -16,23 +17,65 @@ ASYMMETRIC: tuple[Variant, ...] = (
         GRPO,
         name="aspo",
         surrogate=Aspo(),
-        aggregation=TokenMean(),
+        kl=K3(beta=1e-3),
         summary="Asymmetric importance: with a positive advantage a token weighs the inverse of its ratio.",
         formula=(
-            r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} w_{it} A_i,\quad w_{it} = \frac{\min(\rho_{it}, 1.2)}"
-            r"{\operatorname{sg}[\min(\rho_{it}, 1.2)]^2} \text{ if } A_i > 0, \text{ else } \max(\rho_{it}, "
-            r"0.8);\quad "
-            r"w_{it} > 3:\ 3 \log\pi(y_{it})"
+            r"L = \frac{1}{N}\sum_i\frac{1}{l_i}\sum_t [-w_{it} A_i + \beta\, k_3],\quad "
+            r"w_{it} = \frac{\min(\rho_{it}, 1+\epsilon_{it})}{\operatorname{sg}[\min(\rho_{it}, 1+\epsilon_{it})]^2} "
+            r"\text{ if } A_i > 0, \text{ else } \max(\rho_{it}, 1-\epsilon_{it});\quad "
+            r"w_{it} > 3:\ 3 \log\pi(y_{it});\quad "
+            r"\epsilon_{it} = 0.4 \text{ if } H_{it} > Q_{0.8}(H_i), \text{ else } 0.2"
         ),
-        confirmed="The authors' code (wizard-III/Archer2.0).",
+        confirmed=(
+            "The two ranges, the weight and its cap of 3: wizard-III/Archer2.0, verl/workers/actor/dp_actor.py 402 to "
+            "424 and verl/trainer/ppo/core_algos.py 537 to 583. KL of 0.001 as k3, and one response a micro-batch: "
+            "scripts/train/run_archer2.0_qwen2.5_1.5b_math.sh 14 to 16 and 55. The weight, one range of 0.2, the KL "
+            "and the mean over responses also in the paper, section 6 and appendix B."
+        ),
         references=(papers.WANG_ASPO,),
         hosts=(
             ("trl", "no counterpart: no weight that depends on the sign of the advantage"),
             ("verl", "no counterpart: no weight that depends on the sign of the advantage"),
         ),
         note=(
-            "Its authors' code can make the ranges depend on the token's entropy, 0.2 and 0.4, with the two cases "
-            "swapped; the ranges here are the same for every token."
+            "The paper has one range of 0.2 (surrogate.fraction=none). The authors' code has 0.2 for the tokens at or "
+            "below the 80 % quantile of the response's entropies and 0.4 for those above, in every run, which is "
+            "taken. Its token mean is over a micro-batch, which in its scripts is one response, so that it is the "
+            "paper's mean over responses. Its runs also drop groups that are all right or all wrong "
+            "(filter=zero_variance,filter.max_rounds=0), and punish the last 16 tokens before the limit. verl hands a "
+            "policy loss no entropies: there it runs with surrogate.fraction=none."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="archer",
+        surrogate=EntropyClip(),
+        kl=K3(beta=1e-3, exempt=0.2),
+        filter=ZeroVariance(max_rounds=0),
+        summary="Dual-token constraints: the tokens of highest entropy in a response have a wider clip and no KL.",
+        formula=(
+            r"L = \frac{1}{N}\sum_i\frac{1}{l_i}\sum_t \left[-\min(\rho_{it} A_i, "
+            r"\operatorname{clip}(\rho_{it}, 1\mp\epsilon_{it}) A_i) + \frac{l_i}{n_i} 1[H_{it} \le Q_{0.8}(H_i)]\, "
+            r"\beta\, k_3\right],\quad n_i = \textstyle\sum_t 1[H_{it} \le Q_{0.8}(H_i)],\quad "
+            r" \epsilon_{it} = 0.5 \text{ if } H_{it} > Q_{0.8}(H_i), \text{ else } 0.2;\quad "
+            r"A_i < 0:\ \rho_{it} \le 10"
+        ),
+        confirmed=(
+            "Quantile and KL: wizard-III/ArcherCodeR, verl/workers/actor/dp_actor.py 402 to 448; clip: "
+            "verl/trainer/ppo/core_algos.py 537 to 615; 0.2 and 0.5, 0.001 and 0, the dual clip at 10, one response a "
+            "micro-batch and rejection_sample=True in scripts/train/run_archer_qwen2.5_1.5b_code.sh; groups that are "
+            "all right or all wrong leave in dapo/dapo_ray_trainer.py 217."
+        ),
+        references=(papers.WANG_ARCHER,),
+        hosts=(
+            ("trl", "no counterpart: one clip range for every token"),
+            ("verl", "no counterpart: a policy loss is not handed the entropies"),
+        ),
+        note=(
+            "Of the paper the abstract was read: a weaker KL and a wider clip on tokens of high entropy. In the "
+            "authors' script these tokens have no KL at all. Its token mean is over a micro-batch, which in the script "
+            "is one response, so that it is a mean over responses; the KL's is over the tokens that have one. Groups "
+            "without signal leave and no others are drawn."
         ),
     ),
     replace(

@@ -99,6 +99,9 @@ WANG_KRPO = Reference(
 XU = Reference("Single-stream Policy Optimization", 2025, "2509.13232")
 YANG = Reference("DCPO: Dynamic Clipping Policy Optimization", 2025, "2509.02333")
 WANG_ASPO = Reference("ASPO: Asymmetric Importance Sampling Policy Optimization", 2025, "2510.06062")
+WANG_ARCHER = Reference(
+    "Stabilizing Knowledge, Promoting Reasoning: Dual-Token Constraints for RLVR", 2025, "2507.15778"
+)
 SU_CEGPPO = Reference(
     "CE-GPPO: Coordinating Entropy via Gradient-Preserving Clipping Policy Optimization in Reinforcement Learning",
     2025,

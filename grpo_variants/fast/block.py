@@ -54,6 +54,11 @@ class Block:
         """Entropies, 0 in the padding, where there are any."""
         return self._clean("entropy")
 
+    def need_entropy(self, wanted_by: str) -> Tensor:
+        """Entropies [b, T] of a part that cannot do without; raises ValueError where there are none."""
+        self.given.need("entropy", wanted_by)
+        return self.entropy  # type: ignore[return-value]
+
     def difference(self, name: str, wanted_by: str) -> Tensor:
         """logp less another policy's log-probabilities, 0 in the padding."""
         other = self.given.logp if name == "old_logp" and self.given.old_logp is None else None

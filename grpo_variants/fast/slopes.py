@@ -11,8 +11,8 @@ from torch import Tensor
 from grpo_variants import ratio as ratios
 from grpo_variants.divergence import KL
 from grpo_variants.fast.block import Block
-from grpo_variants.fast.choose import chosen, greater, keep, less, pick, same, unchanged
-from grpo_variants.surrogate import Cispo, Clip, Gmpo, Reinforce, Sapo, Surrogate, Term
+from grpo_variants.fast.choose import chosen, greater, keep, less, otherwise, pick, same, unchanged
+from grpo_variants.surrogate import Cispo, Clip, EntropyClip, Gmpo, Reinforce, Sapo, Surrogate, Term
 
 
 class Slope(NamedTuple):
@@ -40,6 +40,19 @@ def _clip(s: Clip, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
     low, high, free = greater(clipped, ratio), less(clipped, ratio), same(clipped, ratio)
     loss = clipped.mul_(-a)
     return Slope(Term(loss, low, high if s.dual is None else high.mul_(positive)), of_ratio=free.mul_(loss))
+
+
+def _entropy_clip(s: EntropyClip, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
+    a, mask = block.advantages, block.given.mask.bool()
+    low, high = s.bounds(block.need_entropy("surrogate=entropy_clip"), mask)
+    positive = chosen(greater(a, 0), a.dtype)
+    floor = keep(chosen(less(a, 0), a.dtype), low)  # a ratio is at least 0, so that 0 is no floor
+    dual = float("inf") if s.dual is None else s.dual
+    ceiling = otherwise(positive, keep(positive, high), dual)
+    clipped = torch.minimum(torch.maximum(ratio, floor), ceiling)
+    low_cut, high_cut, free = greater(clipped, ratio), less(clipped, ratio), same(clipped, ratio)
+    loss = clipped.mul_(-a)
+    return Slope(Term(loss, low_cut, keep(positive, high_cut)), of_ratio=free.mul_(loss))
 
 
 def _with_dual(positive: Tensor, ceiling: Tensor, high: float, dual: float) -> Tensor:
@@ -81,6 +94,7 @@ def _gmpo(s: Gmpo, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
 
 SURROGATES: Mapping[type[Surrogate], Callable[..., Slope]] = {
     Clip: _clip,
+    EntropyClip: _entropy_clip,
     Cispo: _cispo,
     Gmpo: _gmpo,
     Reinforce: _reinforce,
@@ -179,6 +193,10 @@ def penalty(rule: KL, ratio: Tensor, block: Block, wanted_by: str) -> Penalty:
     elif value is not full:
         slope = keep(unchanged(full, value), slope)
     slope = -slope if u is raw else -keep(unchanged(raw, u), slope)
+    if rule.exempt is not None:
+        weight = rule.weights(block.need_entropy("kl.exempt"), block.given.mask.bool())
+        paying = chosen(weight != 0, block.dtype)
+        value, slope = keep(paying, value) * weight, keep(paying, slope) * weight
     if rule.weighted == "none":
         return Penalty(value, slope)
     return Penalty(value * ratio, slope * ratio, value * ratio)

@@ -3,7 +3,7 @@
 from grpo_variants.surrogate.asymmetric import Aspo, CeGppo, Dcpo, Fipo
 from grpo_variants.surrogate.base import Surrogate, Term
 from grpo_variants.surrogate.batch import Bapo, ClipCov, KlCov, M2po
-from grpo_variants.surrogate.clipping import Clip, Gmpo
+from grpo_variants.surrogate.clipping import Clip, EntropyClip, Gmpo
 from grpo_variants.surrogate.score import Cispo, DppoKl, DppoTv, Reinforce, Topr, Vespo
 from grpo_variants.surrogate.soft import Dro, Quadratic, Sapo
 
@@ -18,6 +18,7 @@ __all__ = [
     "DppoKl",
     "DppoTv",
     "Dro",
+    "EntropyClip",
     "Fipo",
     "Gmpo",
     "KlCov",

@@ -14,7 +14,7 @@ from grpo_variants.inputs import Counts, Tokens
 from grpo_variants.masked import discounted_sum_to_go, select
 from grpo_variants.ratio import Ratio, TokenRatio
 from grpo_variants.surrogate.base import Surrogate, Term
-from grpo_variants.surrogate.clipping import clip_between
+from grpo_variants.surrogate.clipping import bounds_by_entropy, clip_between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,30 +23,44 @@ class Aspo(Surrogate):
 
     A > 0: \(-A / \rho\) with that weight detached, no gradient above 1 + high. A < 0: the clip with floor 1 - low.
     A weight above cap becomes \(-\mathrm{cap}\, A\, \mathrm{logp}\): capped, with a gradient (soft dual clip).
-    Reference: "ASPO: Asymmetric Importance Sampling Policy Optimization", arXiv 2510.06062. Not done: ranges that
-    depend on the token's entropy.
+    fraction: share of each response's tokens, those of highest entropy, whose range is top_low and top_high (the
+    authors' code); none for one range (the paper).
+    Reference: "ASPO: Asymmetric Importance Sampling Policy Optimization", arXiv 2510.06062.
     """
 
     low: float = 0.2
     high: float = 0.2
     cap: float | None = 3.0
+    fraction: float | None = 0.2
+    top_low: float = 0.4
+    top_high: float = 0.4
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        check_number("surrogate.low", self.low, at_least=0)
-        check_number("surrogate.high", self.high, at_least=0)
+        for name in ("low", "high", "top_low", "top_high"):
+            check_number(f"surrogate.{name}", getattr(self, name), at_least=0)
         check_number("surrogate.cap", self.cap, above=0, optional=True)
+        check_number("surrogate.fraction", self.fraction, above=0, below=1, optional=True)
+
+    def bounds(self, x: Tokens) -> tuple[Tensor, Tensor]:
+        """Smallest and largest ratio, two [B, T], or 0-d for one range."""
+        if self.fraction is None:
+            return x.logp.new_tensor(1 - self.low), x.logp.new_tensor(1 + self.high)
+        entropy = x.need("entropy", "surrogate=aspo").to(x.logp.dtype)
+        narrow, wide = (self.low, self.high), (self.top_low, self.top_high)
+        return bounds_by_entropy(narrow, wide, entropy, x.mask, self.fraction)
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
         """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
         ratio, negative = log_ratio.exp(), x.advantages < 0
-        below, above = ratio.clamp(min=1 - self.low), ratio.clamp(max=1 + self.high)
+        floor, ceiling = self.bounds(x)
+        below, above = ratio.clamp(min=floor), ratio.clamp(max=ceiling)
         flipped = above / above.detach().square()  # 1 / rho in value, with the gradient of rho over rho squared
         weight = torch.where(negative, below, flipped)
         loss = -x.advantages * weight
         if self.cap is not None:
             loss = torch.where(weight > self.cap, -self.cap * x.advantages * x.logp, loss)
-        return Term(loss, negative & (ratio < 1 - self.low), (x.advantages > 0) & (ratio > 1 + self.high))
+        return Term(loss, negative & (ratio < floor), (x.advantages > 0) & (ratio > ceiling))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_variants.checks import check_number
 from grpo_variants.inputs import Counts, Number, Tokens
-from grpo_variants.masked import masked_mean
+from grpo_variants.masked import highest, masked_mean
 from grpo_variants.ratio import Ratio, TokenRatio
 from grpo_variants.surrogate.base import Surrogate, Term
 
@@ -45,6 +45,53 @@ class Clip(Surrogate):
             clip_low = (ratio < 1 - self.low) & negative
             clip_high = (ratio > 1 + self.high) & (x.advantages > 0)
         return Term(loss, clip_low, clip_high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyClip(Surrogate):
+    r"""PPO's clip with a wider range for the tokens of highest entropy in their response.
+
+    fraction: share of each response's tokens that has it, those above the (1 - fraction) quantile of its entropies.
+    low, high: range of the others; top_low, top_high: theirs. dual: as in `clip`.
+    Reference: "Stabilizing Knowledge, Promoting Reasoning: Dual-Token Constraints for RLVR", arXiv 2507.15778.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    dual: float | None = 10.0
+    fraction: float = 0.2
+    top_low: float = 0.5
+    top_high: float = 0.5
+    ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        for name in ("low", "high", "top_low", "top_high"):
+            check_number(f"surrogate.{name}", getattr(self, name), at_least=0)
+        check_number("surrogate.dual", self.dual, above=1, optional=True)
+        check_number("surrogate.fraction", self.fraction, above=0, below=1)
+
+    def bounds(self, entropy: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Smallest and largest ratio of each token, two [B, T]."""
+        narrow, wide = (self.low, self.high), (self.top_low, self.top_high)
+        return bounds_by_entropy(narrow, wide, entropy, mask, self.fraction)
+
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+        """Loss and clip flags [B, T]."""
+        floor, ceiling = self.bounds(x.need("entropy", "surrogate=entropy_clip").to(log_ratio.dtype), x.mask)
+        return clip_between(log_ratio, x.advantages, floor, ceiling, self.dual)
+
+
+def bounds_by_entropy(
+    narrow: tuple[float, float], wide: tuple[float, float], entropy: Tensor, mask: Tensor, fraction: float
+) -> tuple[Tensor, Tensor]:
+    """Smallest and largest ratio of each token, two [B, T]: the wide range for those of highest entropy.
+
+    narrow, wide: how far below and above 1. fraction: share of each response's tokens that has the wide range.
+    """
+    high = highest(entropy, mask, fraction)
+    floor = torch.full_like(entropy, 1 - narrow[0]).masked_fill(high, 1 - wide[0])
+    return floor, torch.full_like(entropy, 1 + narrow[1]).masked_fill(high, 1 + wide[1])
 
 
 @dataclass(frozen=True, kw_only=True)

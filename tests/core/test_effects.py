@@ -91,6 +91,7 @@ PAIRS = {
     "kl.weighted": ("none", "ratio"),
     "kl.bound": (0.1, 20.0),
     "kl.value_bound": (0.05, None),
+    "kl.exempt": (None, 0.4),
     "correction.cap": (1.1, 2.0),
     "correction.floor": (0.0, 0.9),
     "correction.low": (0.8, 0.95),

@@ -384,8 +384,8 @@ def with_logp(x, logp):
 
 # Off policy a response's ratio needs the whole response; the others span the batch, draw, or pool logp on policy too.
 WAITS = {
-    True: {"forking_tokens", "seq_mis", "deepseek_v32", "topr", "bapo", "m2po", "clip_cov", "kl_cov"},
-    False: {"forking_tokens", "deepseek_v32", "topr", "bapo", "m2po", "clip_cov", "kl_cov"}
+    True: {"archer", "forking_tokens", "seq_mis", "deepseek_v32", "topr", "bapo", "m2po", "clip_cov", "kl_cov"},
+    False: {"archer", "aspo", "forking_tokens", "deepseek_v32", "topr", "bapo", "m2po", "clip_cov", "kl_cov"}
     | {"gspo", "gspo_token", "grpo_s", "luspo", "vespo", "gmpo", "kimi_k15", "fipo"},
 }
 

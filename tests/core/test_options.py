@@ -381,6 +381,10 @@ FENCED = {
         "grpo: surrogate=gmpo takes one advantage a response, not one a token; got credit=reward_to_go. Choose "
         "credit=outcome, or surrogate=clip."
     ),
+    "gspo,surrogate=aspo": (
+        "gspo: surrogate=aspo has a range by the entropy of each token and takes one ratio a token; got "
+        "ratio=sequence. Choose ratio=token, ratio=sequence_token, or surrogate.fraction=none."
+    ),
     "gspo,credit=reward_to_go": (
         "gspo: ratio=sequence has one value a response and takes one advantage a response, not one a token; got "
         "credit=reward_to_go. Choose ratio=sequence_token, ratio=token, or credit=outcome."

@@ -264,8 +264,10 @@ def test_a_nan_at_a_valid_position_stays_visible(spec, name):
     case = case if case.advantages is not None else with_advantages(case, variant)
     case = case if name == "rollout_logp" else replace(case, rollout_logp=case.old_logp)  # no correction drops it
     values = getattr(case, name).copy()
-    # The token of the highest entropy: a token filter may not drop it.
-    row, column = np.unravel_index(np.where(case.mask, case.entropy, -1).argmax(), case.mask.shape)
+    # The token of the highest entropy, which a token filter may not drop; of the lowest where those have no KL.
+    exempt = name == "ref_logp" and variant.kl.exempt is not None
+    order = np.where(case.mask, -case.entropy if exempt else case.entropy, -np.inf)
+    row, column = np.unravel_index(order.argmax(), case.mask.shape)
     values[(row, column) if values.ndim == 2 else row] = np.nan
     loss, _, _ = loss_and_gradient(variant, replace(case, **{name: values}))
     assert loss.isnan()

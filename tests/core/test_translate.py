@@ -21,6 +21,7 @@ SPECS = [
     "grpo,scale=none,baseline=leave_one_out",
     "dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01",
     "dapo,aggregation=prompt_mean",
+    "aspo,surrogate.fraction=none",
     "grpo,kl=abs,kl.beta=0.1,kl.gradient=k2",
     "grpo,conventions=verl,surrogate.low=0.1",
     "rloo,correction=token_truncate+geometric_mask,correction.cap=3,correction.low=0.9,correction.high=1.1",
@@ -38,6 +39,8 @@ REFUSED = {
     "spo": "gives every prompt a new uid",
     "dcpo": "gives every prompt a new uid",
     "forking_tokens": "needs entropy=",
+    "archer": "needs entropy=",
+    "aspo": "aspo: surrogate.fraction=0.2 needs entropies, .* Set surrogate.fraction=none",
     "kpop": "no such rollout correction",
     "deepseek_v32": "cannot weigh it by the ratio",
 }
