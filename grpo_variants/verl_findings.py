@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_variants import verl_words as words
+from grpo_variants.fences import Meaningless
 from grpo_variants.names import PREFIX, is_prefixed
 from grpo_variants.options import read_options
+from grpo_variants.variant import AXES, End
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,17 @@ class Finding:
             return self.sentence(unset)
         ways = [",".join(f"{key}={value}" for key, value in one.items() if value is not None) for one in options]
         return f"{self.text} Set {' or '.join(ways)}." if ways else self.text
+
+
+def between_ends(error: Meaningless, ends: Collection[End]) -> Finding:
+    """Parts of the two ends that do not go together, and options that lead out; ends: those that take options."""
+    fixes: list[Fix] = []
+    for way in error.ways:
+        rule = {key: value for key, value in way.items() if "advantage" in AXES[key.partition(".")[0]].ends}
+        objective = {key: value for key, value in way.items() if key not in rule}
+        if ("advantage" in ends or not rule) and ("objective" in ends or not objective):
+            fixes.append(Fix(advantage=rule, objective=objective))
+    return Finding(error.complaint, tuple(fixes))
 
 
 class Refused(ValueError):

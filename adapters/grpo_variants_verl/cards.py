@@ -14,16 +14,18 @@ from grpo_variants.aggregation import Constant, PromptMean
 from grpo_variants.card import Card
 from grpo_variants.correction import Correction, OffPolicyMask
 from grpo_variants.divergence import KL
+from grpo_variants.fences import Meaningless
 from grpo_variants.names import PREFIX
 from grpo_variants.options import configure, get, resolved_values
 from grpo_variants.variant import AXES, Variant
+from grpo_variants.verl_findings import between_ends
 from grpo_variants_verl import native
 from grpo_variants_verl.host import extend_host
 from grpo_variants_verl.run import Run, read_run
 from grpo_variants_verl.settings import Chosen, node_of
 
-_RULE = ("baseline", "scale", "credit", "singleton")
 _HOST_AXES = ("kl", "correction", "filter", "overlong")
+_RULE = tuple(axis for axis in words.axes_of("advantage") if axis not in (*_HOST_AXES, "conventions"))
 
 
 def make_card(run: Run) -> Card:
@@ -33,7 +35,11 @@ def make_card(run: Run) -> Card:
     if isinstance(rule.aggregation, PromptMean) and run.estimator is not None:
         parts["aggregation"] = rule.aggregation
     named = (run.loss or run.estimator or Chosen(objective, {})).variant.name
-    variant = replace(get(named), **parts | _host_parts(run, objective))
+    try:
+        variant = replace(get(named), **parts | _host_parts(run, objective))
+    except Meaningless as error:
+        ends = [end for end, chosen in (("advantage", run.estimator), ("objective", run.loss)) if chosen is not None]
+        raise ValueError(between_ends(error, ends).sentence(run.get)) from None
     return Card(
         variant=variant,
         host="verl",
