@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo_variants.advantage import advantages
 from grpo_variants.credit import Process, RewardToGo
-from grpo_variants.inputs import Counts, Rollouts
+from grpo_variants.inputs import Counts, Rollouts, infinite_entries, without_infinities
 from grpo_variants.masked import discounted_sum_to_go, select
 from grpo_variants.names import PREFIX
 from grpo_variants.objective import row_weights
@@ -20,6 +20,7 @@ from grpo_variants.verl_findings import Finding, Fix, Refused
 from grpo_variants.verl_limits import advantage_form
 from grpo_variants.verl_words import STEP_REWARDS
 from grpo_variants_verl.settings import carries_prompt_mean, estimator_choice, node_of
+from grpo_variants_verl.workers import LOG
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Estimator:
         """Name as verl shows it."""
         return PREFIX + self.name
 
+    def rule(self, config: Any) -> Variant:
+        """The advantage rule under verl's `algorithm` section; verl has already taken a KL penalty off the rewards."""
+        return advantage_form(estimator_choice(self.name, config).variant)
+
     def __call__(
         self,
         token_level_rewards: Tensor,
@@ -44,18 +49,34 @@ class Estimator:
     ) -> tuple[Tensor, Tensor]:
         """Advantages and returns, both [B, T], 0 outside the mask.
 
-        token_level_rewards: [B, T], already less the KL penalty where the host takes one off. response_mask: [B, T],
-        holes allowed; a row without a token stays in its group's statistics, unless it is verl's own padding.
-        config: verl's `algorithm` section. index: B uids. reward_baselines: [B] rewards of greedy responses.
-        inputs: old_log_probs and sum_pi_squared, where the host hands them over (`extend_host`).
+        token_level_rewards: [B, T], already less the KL penalty where verl takes one off; a response with one that is
+        not finite has no reward. response_mask: [B, T], holes allowed; a row without a token stays in its group's
+        statistics, unless it is verl's own padding. config: verl's `algorithm` section. index: B uids.
+        reward_baselines: [B] rewards of greedy responses. inputs: old_log_probs and sum_pi_squared, where verl hands
+        them over (`extend_host`).
         """
+        values = self.values(token_level_rewards, response_mask, config, index, reward_baselines, **inputs)
+        mask = response_mask.bool()
+        spread = self.spread(values, mask, config, index)
+        return spread, _returns(self.rule(config), spread, token_level_rewards, mask)
+
+    def values(
+        self,
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        config: Any,
+        index: Any,
+        reward_baselines: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """Advantages [B], or [B, T] for token credit, from the inputs that verl calls an estimator with."""
         if index is None:
             raise ValueError(f"{self.__name__}: verl gave no uid a row, so the prompts' groups are unknown.")
-        variant = advantage_form(estimator_choice(self.name, config).variant)
-        mask = response_mask.bool()
-        rewards = settled(token_level_rewards, mask)
+        variant, mask = self.rule(config), response_mask.bool()
+        report_infinite(self.__name__, token_level_rewards, index)
+        rewards = settled(without_infinities(token_level_rewards), mask)
         rollouts = Rollouts(
-            rewards=token_level_rewards.sum(1),
+            rewards=without_infinities(without_infinities(token_level_rewards).sum(1)),
             groups=list(index),
             valid=~padding_rows(index, mask),
             mask=mask,
@@ -65,11 +86,32 @@ class Estimator:
             old_logp=inputs.get("old_log_probs"),
             sum_pi_squared=inputs.get("sum_pi_squared"),
         )
-        values = advantages(variant, rollouts)
+        return advantages(variant, rollouts)
+
+    def spread(self, values: Tensor, mask: Tensor, config: Any, index: Any) -> Tensor:
+        """Advantages on the tokens of the mask [B, T], with the weights of prompt_mean where a rule carries them."""
+        variant = self.rule(config)
         spread = select(mask, values if values.dim() == 2 else values.unsqueeze(1))
         if carries_prompt_mean(variant):
-            spread = spread * _prompt_scale(variant, mask, rollouts).unsqueeze(1)
-        return spread, _returns(variant, spread, rewards, mask)
+            spread = spread * _prompt_scale(variant, mask, index).unsqueeze(1)
+        return spread
+
+
+# Estimators whose infinite rewards were reported in this process.
+_reported: set[str] = set()
+
+
+def report_infinite(name: str, token_rewards: Tensor, index: Sequence[Any]) -> None:
+    """Say once a run that a reward is infinite, and whose."""
+    if name in _reported or not (found := infinite_entries(token_rewards)):
+        return
+    _reported.add(name)
+    row, token, value = found[0]
+    LOG.warning(
+        f"{name}: the reward of row {row} (uid {index[row]}) is {value:g} at token {token}. What is not finite is "
+        "missing: such a response has advantage 0 and is in no statistic. Let the reward function return a finite "
+        "number, or NaN for a response that it cannot judge. This is said once a run."
+    )
 
 
 def settled(token_rewards: Tensor, mask: Tensor) -> Tensor:
@@ -111,17 +153,17 @@ def step_rewards_needed(name: str) -> Finding:
     )
 
 
-def _prompt_scale(variant: Variant, mask: Tensor, rollouts: Rollouts) -> Tensor:
+def _prompt_scale(variant: Variant, mask: Tensor, index: Sequence[Any]) -> Tensor:
     """What turns the weight of token_mean into that of prompt_mean: [B]."""
-    lengths, valid = mask.sum(1), torch.as_tensor(rollouts.valid)
-    groups = list(rollouts.groups or ())
-    prompts = len({uid for uid, real in zip(groups, valid.tolist(), strict=True) if real})
+    lengths, groups, real = mask.sum(1), list(index), ~padding_rows(index, mask)
+    prompts = len({uid for uid, one in zip(groups, real.tolist(), strict=True) if one})
     counts = Counts(tokens=lengths.sum(), sequences=len(groups), prompts=prompts)
     return row_weights(variant, lengths, counts, groups) * lengths.sum()
 
 
-def _returns(variant: Variant, spread: Tensor, rewards: Tensor, mask: Tensor) -> Tensor:
+def _returns(variant: Variant, spread: Tensor, token_rewards: Tensor, mask: Tensor) -> Tensor:
     """verl's second output: the returns that credit=reward_to_go starts from, else the advantages themselves."""
-    if isinstance(variant.credit, RewardToGo):
-        return select(mask, discounted_sum_to_go(rewards, mask, variant.credit.gamma))
-    return spread
+    if not isinstance(variant.credit, RewardToGo):
+        return spread
+    given = select(token_rewards.isfinite().all(1, keepdim=True), token_rewards)
+    return select(mask, discounted_sum_to_go(settled(given, mask), mask, variant.credit.gamma))

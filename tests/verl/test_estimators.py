@@ -1,8 +1,12 @@
 """Estimators: verl's own functions under conventions=verl, and the inputs that verl really hands over."""
 
+import logging
+import math
+
 import numpy as np
 import pytest
 import torch
+from grpo_variants_verl import estimator as estimator_module
 from grpo_variants_verl import native
 from omegaconf import OmegaConf
 from parity import words
@@ -243,3 +247,55 @@ def test_a_row_without_uid_is_an_error():
 def test_remax_without_greedy_rewards_is_an_error():
     with pytest.raises(ValueError, match="baseline=greedy needs greedy_rewards="):
         estimate("gv_remax", at_last_action(OUTCOMES, HOLES))
+
+
+@pytest.fixture
+def reported(monkeypatch, caplog):
+    """What the adapter reports, in a process that has reported nothing yet."""
+    monkeypatch.setattr(estimator_module, "_reported", set())
+    caplog.set_level(logging.WARNING, logger="grpo_variants_verl")
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "grpo_variants_verl"]
+
+
+@pytest.mark.parametrize("bad", [-math.inf, math.inf, math.nan])
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_reward_that_is_not_finite_is_missing(name, bad, reported):
+    """The response has advantage 0, and the others have what they have without it."""
+    rewards = at_last_action(OUTCOMES, HOLES)
+    rewards[2, 1] = bad  # not the last token: a process of a user's own writes rewards anywhere
+    found, returns = estimate(f"gv_{name}", rewards)
+    kept = [row for row in range(7) if row != 2]
+    without = estimate(f"gv_{name}", at_last_action(OUTCOMES, HOLES)[kept], HOLES[kept], UIDS[kept])
+    assert_close(found[kept], without[0], atol=1e-6, rtol=1e-5)
+    assert_close(returns[kept], without[1], atol=1e-6, rtol=1e-5)
+    assert found[2].abs().max() == returns[2].abs().max() == 0
+
+
+def test_a_penalty_and_a_tools_token_do_not_hide_an_infinite_reward(reported):
+    """verl takes its KL penalty off every token, and writes the reward where a tool wrote last."""
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]])
+    rewards = torch.tensor([[-0.1, -0.2, math.inf], [-0.1, -0.1, 1.0], [-0.2, -0.2, 0.5]])
+    for name in ("gv_rloo", "gv_reinforce_pp"):
+        found = estimate(name, rewards, mask, np.array(["a"] * 3, dtype=object))[0]
+        assert found.isfinite().all()
+        assert found[0].abs().max() == 0
+    assert estimate("gv_rloo", rewards, mask, np.array(["a"] * 3, dtype=object))[0][1, 0] == pytest.approx(0.7)
+
+
+def test_an_infinite_reward_is_reported_once_a_run_and_by_name(reported):
+    rewards = at_last_action(OUTCOMES, HOLES)
+    rewards[3, 2] = -math.inf
+    for _ in range(3):
+        estimate("gv_rloo", rewards)
+    assert reported() == [
+        "gv_rloo: the reward of row 3 (uid a) is -inf at token 2. What is not finite is missing: such a response has "
+        "advantage 0 and is in no statistic. Let the reward function return a finite number, or NaN for a response "
+        "that it cannot judge. This is said once a run."
+    ]
+
+
+def test_a_missing_reward_is_nothing_to_report(reported):
+    rewards = at_last_action(OUTCOMES, HOLES)
+    rewards[3, 2] = math.nan
+    estimate("gv_rloo", rewards)
+    assert reported() == []

@@ -74,15 +74,59 @@ def test_without_the_extension_every_output_counts():
     assert_close(found.batch["advantages"], wanted.unsqueeze(1).expand(3, 2))
 
 
-def test_a_token_credit_with_several_outputs_is_refused(host):
+def with_options(text, estimator):
+    """verl's algorithm section with options for an estimator."""
+    return OmegaConf.create({"gamma": 1.0, "adv_estimator": estimator, "grpo_variants": {"options": text}})
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "fixed"),
+    [
+        ("gv_reinforce_pp", "singleton=zero", "singleton=zero,credit=outcome"),
+        ("gv_reinforce", "credit=reward_to_go,credit.gamma=0.9", "credit=outcome"),
+    ],
+)
+def test_a_token_credit_with_several_outputs_is_refused_with_a_way_out_that_works(host, estimator, options, fixed):
+    """The rule of the run decides, not the one that is registered: reinforce alone has one advantage a response."""
     _, utils, _ = host
-    with pytest.raises(ValueError, match="gv_reinforce_pp gives each token its own advantage, but these sessions"):
-        utils.compute_advantage_for_multi_trajectories(
-            data([1.0, 1.0, 0.0], ["a"] * 3),
-            ["a_0_0", "a_0_1", "a_1_0"],
-            adv_estimator="gv_reinforce_pp",
-            config=CONFIG,
-        )
+    keys = ["a_0_0", "a_0_1", "a_1_0"]
+
+    def advantages(text):
+        rows = data([1.0, 1.0, 0.0], ["a"] * 3)
+        config = with_options(text, estimator)
+        return utils.compute_advantage_for_multi_trajectories(rows, keys, estimator, 1.0, 1.0, 1, True, config)
+
+    with pytest.raises(ValueError, match=f"{estimator} gives each token its own advantage, but these") as refused:
+        advantages(options)
+    assert str(refused.value).endswith(f" Fix: '++algorithm.grpo_variants.options=\"{fixed}\"'")
+    found = advantages(fixed).batch["advantages"]
+    assert_close(found, found[:, :1].expand(3, 2))
+    assert_close(found[0], found[1])
+    assert found[0, 0] > found[2, 0]
+
+
+def test_a_mean_over_prompts_weighs_every_output_of_a_session(host):
+    """Prompt a has sessions of 3 + 1 and of 2 tokens, prompt b of 2 and of 2: together each weighs a half.
+
+    Session 0 of a has its output of 3 tokens first and one of 1 token last. 10 tokens in all, two prompts: the scale of
+    a token mean to prompt_mean is 10 / (2 * 6) for a and 10 / (2 * 4) for b. By the last outputs alone it would be
+    7 / (2 * 3) and 7 / (2 * 4), so that a weighed two thirds.
+    """
+    _, utils, _ = host
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 0]])
+    rewards = torch.zeros(5, 3)
+    rewards[torch.arange(5), mask.sum(1) - 1] = torch.tensor([9.0, 1.0, 0.0, 1.0, 0.0])
+    rows = DataProto.from_dict(
+        tensors={"token_level_rewards": rewards, "response_mask": mask},
+        non_tensors={"uid": np.array(list("aaabb"), dtype=object)},
+    )
+    keys = ["a_0_0", "a_0_1", "a_1_0", "b_0_0", "b_1_0"]
+    config = with_options("scale=none,aggregation=prompt_mean", "gv_grpo")
+    found = utils.compute_advantage_for_multi_trajectories(rows, keys, adv_estimator="gv_grpo", config=config)
+    advantages = found.batch["advantages"]
+    assert_close(advantages[:, 0], torch.tensor([5 / 12, 5 / 12, -5 / 12, 5 / 8, -5 / 8]))
+    by_prompt = advantages.abs().sum(1) / mask.sum()
+    assert by_prompt[:3].sum().item() == pytest.approx(by_prompt[3:].sum().item())
 
 
 def test_what_verl_keeps_for_its_own_names_is_handed_over(host, monkeypatch):
