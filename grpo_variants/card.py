@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from grpo_variants.versions import versions
 
 FILE_NAME = "grpo_variant.json"
 _UNUSABLE = "delete it, since a card is only compared"
+# What an entry of a card's history has.
+_ENTRY = {"step", "key", "old", "new"}
 _PACKAGES = ("grpo-variants", "torch", "transformers", "peft", "accelerate", "trl", "verl")
 
 
@@ -27,7 +29,8 @@ class Card:
 
     variant: what was run. host: the trainer, `trl` or `verl`. origins: where each value came from, by the keys of a
     spec string. effective: what the host adds to the objective (a length, an entropy coefficient); part of the hash.
-    notes: sentences on what differs from the paper in this host.
+    notes: sentences on what differs from the paper in this host. history: what was changed while it trained, with the
+    optimizer step, counted from 1, from which it holds; the rest of the card is what the run started with.
     """
 
     variant: Variant
@@ -35,6 +38,7 @@ class Card:
     origins: Mapping[str, str] = field(default_factory=dict)
     effective: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    history: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def hash(self) -> str:
@@ -61,6 +65,7 @@ class Card:
             "values": {key: {"value": value, "origin": origins[key]} for key, value in values.items()},
             "effective": dict(self.effective),
             "notes": list(self.notes),
+            "history": [dict(entry) for entry in self.history],
             "host": self.host,
             "versions": versions(_PACKAGES),
         }
@@ -83,6 +88,8 @@ class Card:
         ]
         if changed:
             lines.append(f"Set differently from the paper: {', '.join(changed)}.")
+        if self.history:
+            lines.append(f"Changed while it trained: {'; '.join(_moves(self.history))}.")
         if self.variant.contrib:
             lines.append(f"`{self.variant.name}` is in contrib: {UNCONFIRMED}. {self.variant.unconfirmed}")
         return "\n\n".join([*lines, *self.notes]) + "\n"
@@ -129,6 +136,21 @@ class Card:
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
 
+def _moves(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was changed in a run, one phrase a value: from the first to the last, and in which steps."""
+    told = []
+    for key in dict.fromkeys(entry["key"] for entry in history):
+        own = [entry for entry in history if entry["key"] == key]
+        first, last = own[0], own[-1]
+        when = (
+            f"in step {first['step']}"
+            if len(own) == 1
+            else f"{len(own)} times, steps {first['step']} to {last['step']}"
+        )
+        told.append(f"`{key}` from {_word(first['old'])} to {_word(last['new'])} ({when})")
+    return told
+
+
 def value_origins(variant: Variant, given: Mapping[str, str]) -> dict[str, str]:
     """Where each value of a variant came from: what the caller knows, else its conventions, axis choice or paper."""
     values, changed = resolved_values(variant), _changed(variant)
@@ -158,10 +180,12 @@ def read_card(folder: str | Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     card = read_json(path, _UNUSABLE)
-    values, effective = card.get("values"), card.get("effective", {})
+    values, effective, history = card.get("values"), card.get("effective", {}), card.get("history", [])
     whole = isinstance(values, dict) and all(isinstance(v, dict) and "value" in v for v in values.values())
     if not whole or not isinstance(effective, dict):
         raise FileError(f"{path} is no variant card, since it lacks its table of values: {_UNUSABLE}.")
+    if not isinstance(history, list) or not all(isinstance(entry, dict) and {*entry} >= _ENTRY for entry in history):
+        raise FileError(f"{path} has a history whose entries lack {', '.join(sorted(_ENTRY))}: {_UNUSABLE}.")
     return card
 
 

@@ -75,9 +75,9 @@ def _epsilon_high(variant: Variant, value: float, given: Mapping[str, Any]) -> V
     return configure(variant, {"surrogate.high": value})
 
 
-def _delta(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
+def _delta(variant: Variant, value: float | None, given: Mapping[str, Any]) -> Variant:
     clip = _clip(variant, "delta", value, (Clip,))
-    if value < 1 + clip.high:
+    if value is not None and value < 1 + clip.high:
         raise FlagError(
             f"delta={value!r} is below 1 + {clip.high:g}, where TRL's two-sided clip also binds for positive "
             f"advantages; allowed for gv_{variant.name}: at least {1 + clip.high:g}."
@@ -142,9 +142,10 @@ def _multi_objective(variant: Variant, value: str, given: Mapping[str, Any]) -> 
     return variant
 
 
-def _off_policy_mask(variant: Variant, value: float, given: Mapping[str, Any]) -> Variant:
+def _off_policy_mask(variant: Variant, value: float | None, given: Mapping[str, Any]) -> Variant:
     others = tuple(part for part in variant.correction if not isinstance(part, OffPolicyMask))
-    return replace(variant, correction=(*others, OffPolicyMask(threshold=value)))
+    own = () if value is None else (OffPolicyMask(threshold=value),)
+    return replace(variant, correction=(*others, *own))
 
 
 def _vllm_correction(variant: Variant, value: bool, given: Mapping[str, Any]) -> Variant:

@@ -97,13 +97,18 @@ class Opening(TrainerCallback):
 
 
 class CardWriter(TrainerCallback):
-    """Write the card beside the output when training starts."""
+    """Write the card beside the output when training starts, and again at its end with what was changed."""
 
-    def __init__(self, card: Card) -> None:
-        """Keep the card to write."""
-        self.card = card
+    def __init__(self, trainer: Any) -> None:
+        """Bind the trainer whose card it is."""
+        self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put the card beside the output."""
         if state.is_world_process_zero:
-            self.card.write(args.output_dir)
+            self.trainer.variant_card.write(args.output_dir)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put the card with its history in place of the first one."""
+        if state.is_world_process_zero and self.trainer.variant_card.history:
+            self.trainer.variant_card.write(args.output_dir)

@@ -38,10 +38,10 @@ def choose(loss_type: str, given: Mapping[str, Any]) -> Choice:
     written = {key: f"loss_type ({key}={text})" for key, text in full_keys(variant, in_spec).items()}
     origins = dict(written)
     for flag, value in given.items():
-        tuned = _tuned(variant, flag, value, given)
-        changed = _changed(variant, tuned)
+        after = tuned(variant, flag, value, given)
+        changed = _changed(variant, after)
         for key in filter(written.__contains__, changed):
-            new, old = (resolved_values(v).get(key, "none") for v in (tuned, variant))
+            new, old = (resolved_values(v).get(key, "none") for v in (after, variant))
             raise FlagError(
                 f"{flag}={value!r} and loss_type={loss_type!r} disagree about {key}: {new!r} and {old!r}. "
                 "Set one of them."
@@ -49,7 +49,7 @@ def choose(loss_type: str, given: Mapping[str, Any]) -> Choice:
         source = f"flag {flag}={value}"
         origins |= dict.fromkeys(changed, source)
         origins = dict.fromkeys(FLAG_KEYS.get(flag, ()), source) | origins
-        variant = tuned
+        variant = after
     return Choice(variant, {key: source for key, source in origins.items() if key in resolved_values(variant)})
 
 
@@ -60,7 +60,11 @@ def _completed(in_spec: Mapping[str, str], given: Mapping[str, Any]) -> Mapping[
     return {**in_spec, "kl.beta": given["beta"]}
 
 
-def _tuned(variant: Variant, flag: str, value: Any, given: Mapping[str, Any]) -> Variant:
+def tuned(variant: Variant, flag: str, value: Any, given: Mapping[str, Any]) -> Variant:
+    """The variant with one of TRL's flags applied; raises FlagError where it cannot be honoured.
+
+    given: every flag that is set, since some are read together.
+    """
     try:
         return FLAGS[flag](variant, value, given)
     except ValueError as error:

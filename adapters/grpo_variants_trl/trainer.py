@@ -27,6 +27,7 @@ from grpo_variants_trl.endings import stop_tokens, stopping_at, turn_ends
 from grpo_variants_trl.entropy import EntropyBonus
 from grpo_variants_trl.greedy import GreedyBaseline
 from grpo_variants_trl.health import HealthWatch
+from grpo_variants_trl.live import LiveSettings
 from grpo_variants_trl.lm_head import ChunkedHead
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.mismatch import check_reported, filled
@@ -113,8 +114,9 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
         self.memory = Memory() if self.variant.remembers else None
         self.variant_card = make_card(self._choice, self.args, engine=self.rollout_func is None)
+        self._live = LiveSettings(self, {name: value for name, value in given.items() if value is not self})
         self.add_callback(LossReached(self, VariantGRPOTrainer))
-        self.add_callback(CardWriter(self.variant_card))
+        self.add_callback(CardWriter(self))
         self.add_callback(Opening(*self._opening()))
         self.add_callback(MicroBatchCounter(self))
         if self.health is not None:
@@ -172,9 +174,10 @@ class VariantGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.variant is None:
             return super()._generate_and_score_completions(inputs)
-        if self._reference is not None and self.model.training:
-            self._reference.follow()
         training = self.model.training
+        self._live.follow(sampling=training)
+        if self._reference is not None and training:
+            self._reference.follow()
         group_size = self.num_generations if training else self.num_generations_eval
         sampled = self._sampled(inputs)
         inputs, out = sampled.batch.inputs, sampled.batch.out
@@ -303,6 +306,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         if not self.model.training:
             return open_window(self.variant, [inputs], self.accelerator, limit)
         if self._window is None or self._window.left == 0:
+            self._live.follow(sampling=False)
             size = self.current_gradient_accumulation_steps
             steps = self.args.steps_per_generation
             if self._is_whole(size):
@@ -383,7 +387,10 @@ class VariantGRPOTrainer(GRPOTrainer):
         except FileError as error:
             self.accelerator.print(f"warning: {error}", flush=True)
             return
-        changed = [] if before is None else differences(before, self.variant_card.as_dict())
+        if before is None:
+            return
+        self._live.resume(before.get("history", ()))
+        changed = differences(before, self.variant_card.as_dict())
         if changed:
             lines = "\n  ".join(changed)
             self.accelerator.print(f"warning: {checkpoint} was trained with another objective:\n  {lines}", flush=True)

@@ -132,6 +132,30 @@ def test_a_file_that_is_no_card_says_so(tmp_path, raw):
     )
 
 
+HISTORY = (
+    {"step": 2, "key": "kl.beta", "old": 0.04, "new": 0.5},
+    {"step": 5, "key": "kl.beta", "old": 0.5, "new": 0.25},
+    {"step": 5, "key": "kl", "old": "k3", "new": None},
+)
+
+
+def test_a_history_is_written_told_in_a_paragraph_and_no_part_of_the_hash(tmp_path):
+    changed = card("grpo", history=HISTORY)
+    changed.write(tmp_path)
+    assert read_card(tmp_path)["history"] == list(HISTORY)
+    assert changed.hash == card("grpo").hash
+    assert (
+        "Changed while it trained: `kl.beta` from 0.04 to 0.25 (2 times, steps 2 to 5); `kl` from k3 to none (in step 5"
+    ) in changed.paragraph()
+
+
+@pytest.mark.parametrize("history", [3, [3], [{"step": 2, "key": "kl.beta"}]])
+def test_a_history_that_is_none_says_so(tmp_path, history):
+    (tmp_path / FILE_NAME).write_text(json.dumps({"values": {}, "history": history}))
+    with pytest.raises(FileError, match=r"has a history whose entries lack key, new, old, step: delete it"):
+        read_card(tmp_path)
+
+
 def test_a_card_that_cannot_be_written_leaves_the_one_that_is_there(tmp_path, monkeypatch):
     path = card("dapo").write(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))

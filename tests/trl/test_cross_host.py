@@ -43,7 +43,8 @@ def _recorded_rollouts():
         return None, [[tiny_model.ONE] * (length - 1) + [tiny_model.END] for length in lengths], None, None, None
 
     def rewards(trainer, *_):
-        trainer._metrics["train"]["frac_reward_zero_std"].append(0.0)
+        for name in ("frac_reward_zero_std", "reward", "reward_std", "completions/clipped_ratio"):
+            trainer._metrics["train"][name].append(0.0)
         return recorded.batch()["rewards"].unsqueeze(1)
 
     def greedy(*_):
