@@ -21,6 +21,7 @@ from grpo_variants.variant import AXES, Variant
 from grpo_variants.verl_findings import between_ends
 from grpo_variants_verl import native
 from grpo_variants_verl.host import extend_host
+from grpo_variants_verl.resume import install
 from grpo_variants_verl.run import Run, read_run
 from grpo_variants_verl.settings import Chosen, node_of
 
@@ -59,7 +60,7 @@ class VariantCallback(CheckpointCallback):
         """Write the card beside where checkpoints will be; extend the host where the configuration says so."""
         super().__init__(config)
         self.card = make_card(read_run(config))
-        self.card.write(config.trainer.default_local_dir)
+        install(self.card, config.trainer)
         if node_of(config.algorithm).get("extend_host"):
             extend_host()
 

@@ -19,6 +19,7 @@ from grpo_variants.verl_words import ESTIMATOR, LOSS_MODE
 from grpo_variants_verl.cards import VariantCallback, make_card
 from grpo_variants_verl.findings import length_setting
 from grpo_variants_verl.host import extend_host
+from grpo_variants_verl.resume import install
 from grpo_variants_verl.run import Run, concerns, read_run, refusals, reports
 from grpo_variants_verl.settings import NODE, node_of
 from grpo_variants_verl.workers import DRIVER_VARIABLE, LOG
@@ -115,10 +116,9 @@ def _environment() -> dict[str, str]:
 
 def _install_card(run: Run) -> None:
     """Let verl's checkpoint callback write the card; the legacy trainer has none, so it is written here."""
-    folder = run.get("trainer.default_local_dir")
     if not run.get("trainer.use_v1"):
-        if folder is not None:
-            make_card(run).write(folder)
+        if run.get("trainer.default_local_dir") is not None:
+            install(make_card(run), run.config.trainer)
         return
     given = run.get(_CALLBACK_KEY)
     if given is None:

@@ -1,6 +1,7 @@
 """The card of a run: both ends and the host's own parts as one variant, written where checkpoints go."""
 
 import json
+import logging
 
 import pytest
 from grpo_variants_verl import VariantCallback, native
@@ -267,3 +268,79 @@ def test_the_legacy_trainer_has_no_callback_so_the_driver_writes(tmp_path):
 def test_the_run_starts_by_showing_its_card(capsys):
     validated(f"{ESTIMATOR}=gv_rloo", f"{LOSS}=gv_rloo")
     assert "variant rloo  (objective hash" in capsys.readouterr().out
+
+
+@pytest.fixture
+def reported(caplog):
+    """What the adapter reported, one line each."""
+    caplog.set_level(logging.WARNING, logger="grpo_variants_verl")
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "grpo_variants_verl"]
+
+
+def started(folder, *words):
+    return VariantCallback(config=composed(*words, f"trainer.default_local_dir={folder}"))
+
+
+def checkpointed(folder, step, callback=None):
+    """A checkpoint as verl leaves it, with the callback's card."""
+    (folder / f"global_step_{step}").mkdir(parents=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
+    if callback is not None:
+        callback.on_save(trainer=None, global_step=step, checkpoint_dir=f"{folder}/global_step_{step}")
+    return folder / f"global_step_{step}"
+
+
+OTHER = "actor_rollout_ref.actor.clip_ratio_high=0.35"
+
+
+def test_a_resume_with_another_objective_is_reported_and_the_earlier_card_stays(tmp_path, reported):
+    first = started(tmp_path, *whole("grpo"))
+    checkpoint = checkpointed(tmp_path, 2, first)
+    started(tmp_path, *whole("grpo"))
+    assert reported() == []
+    second = started(tmp_path, *whole("grpo"), OTHER)
+    line = f"{checkpoint} was trained with another objective:\n  surrogate.high: 0.2 -> 0.35"
+    assert reported() == [line]
+    assert card.read_card(tmp_path)["hash"] == second.card.hash
+    assert card.read_card(checkpoint)["hash"] == first.card.hash
+    kept = json.loads((tmp_path / f"grpo_variant.{first.card.hash}.json").read_text())
+    assert kept["hash"] == first.card.hash
+
+
+def test_a_checkpoint_is_named_by_its_path_too(tmp_path, reported):
+    old = checkpointed(tmp_path / "old", 3, started(tmp_path / "old", *whole("grpo")))
+    path = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={old}")
+    started(tmp_path / "new", *whole("gspo"), *path)
+    (line,) = reported()
+    assert line.startswith(f"{old} was trained with another objective:\n  ratio: token -> sequence\n")
+    assert card.read_card(tmp_path / "old")["variant"] == "grpo"
+
+
+def test_a_run_from_the_start_reports_nothing_and_keeps_the_earlier_card(tmp_path, reported):
+    first = started(tmp_path, *whole("grpo"))
+    checkpointed(tmp_path, 2, first)
+    started(tmp_path, *whole("grpo"), OTHER, "trainer.resume_mode=disable")
+    assert reported() == []
+    assert (tmp_path / f"grpo_variant.{first.card.hash}.json").exists()
+
+
+def test_the_legacy_trainer_compares_with_the_card_beside_its_checkpoints(tmp_path, reported):
+    words = (f"{ESTIMATOR}=gv_rloo", "trainer.use_v1=False", f"trainer.default_local_dir={tmp_path}")
+    validated(*words)
+    checkpoint = checkpointed(tmp_path, 1)
+    validated(*words, f"{ACTOR}.clip_ratio_high=0.3")
+    line = f"{checkpoint} was trained with another objective:\n  surrogate.high: 0.2 -> 0.3"
+    assert line in reported()
+
+
+def test_a_damaged_card_is_named_kept_and_stops_nothing(tmp_path, reported):
+    first = started(tmp_path, *whole("grpo"))
+    checkpoint = checkpointed(tmp_path, 2, first)
+    torn = (tmp_path / card.FILE_NAME).read_text()[:100]
+    (tmp_path / card.FILE_NAME).write_text(torn)
+    (checkpoint / card.FILE_NAME).write_text(torn)
+    started(tmp_path, *whole("gspo"))
+    assert card.read_card(tmp_path)["variant"] == "gspo"
+    assert (tmp_path / "grpo_variant.unreadable.json").read_text() == torn
+    places = [line.split(" is truncated or damaged")[0] for line in reported()]
+    assert places == [str(folder / card.FILE_NAME) for folder in (tmp_path, checkpoint)]
