@@ -19,7 +19,7 @@ from grpo_variants.trl_limits import trl_refusals
 from grpo_variants.variant import Variant
 from grpo_variants_trl.decoding import decoding_refusals
 from grpo_variants_trl.endings import ending_refusals
-from grpo_variants_trl.flags import Choice
+from grpo_variants_trl.flags import Choice, needs_group
 from grpo_variants_trl.windows import needs_whole_window, spans_generations
 
 
@@ -36,7 +36,7 @@ def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iter
     """What is wrong, what the config says first and what the model says last."""
     variant = choice.variant
     yield from _inputs(variant, args, given)
-    yield from _columns(given)
+    yield from _columns(variant, given)
     yield from decoding_refusals(variant, args, given)
     yield from ending_refusals(variant, args, given)
     yield from _lengths(variant, args)
@@ -47,6 +47,8 @@ def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iter
 
 def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> list[str]:
     reasons = [*_step_models(variant, given), *trl_refusals(variant)]
+    if args.num_generations == 1 and needs_group(variant):
+        reasons.append("it compares the responses of a prompt, and num_generations=1 leaves none. Set it to 2.")
     if variant.needs_rollout_logp and not args.use_vllm and given.get("rollout_func") is None:
         reasons.append(
             "its correction or anchor reads the rollout engine's log-probabilities, which transformers' generation "
@@ -77,7 +79,7 @@ def _refill(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Ite
     rows = given.get("train_dataset")
     if variant.filter.max_rounds == 0 or rows is None:
         return
-    names = {"image", "images"} & set(getattr(rows, "column_names", None) or ())
+    names = _IMAGES & set(getattr(rows, "column_names", None) or ())
     if names:
         yield (
             f"filter=zero_variance refills groups of text prompts only, and the data set has {min(names)!r}. Set "
@@ -90,11 +92,18 @@ def _refill(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Ite
 
 # Names under which TRL hands its own values to reward functions, beside the columns of the data set.
 _ARGUMENTS = ("prompts", "completions")
+_IMAGES = {"image", "images"}
 
 
-def _columns(given: Mapping[str, Any]) -> Iterator[str]:
-    """Columns of the data set whose names reward functions are given something else under."""
+def _columns(variant: Variant, given: Mapping[str, Any]) -> Iterator[str]:
+    """Columns of the data set that stand in the way: of a memory, and of what reward functions are given."""
     columns = getattr(given.get("train_dataset"), "column_names", None) or ()
+    images = sorted(_IMAGES & {*columns})
+    if variant.remembers and images:
+        yield (
+            f"its memory goes by the text of a prompt, and the data set has {images[0]!r}, so that all images of a "
+            "text would look the same. Choose a variant without memory, or a data set without images."
+        )
     for name in sorted({*_ARGUMENTS} & {*columns}):
         yield (
             f"the data set has a column {name!r}, the name under which reward functions get the batch's {name}. Rename "

@@ -21,6 +21,11 @@ from grpo_variants_trl.windows import GROUP, KEEP, loss_mask
 
 READS_ENTROPY = (EntropyTokens, EntropyResponses)
 
+_NO_IMAGES = (
+    "a rule that remembers prompts goes by their text, and these hold something else, such as images. Choose a variant "
+    "without memory for them."
+)
+
 
 class Gathered:
     """A generation batch seen by every rank: per-function rewards, groups, lengths and, if asked for, token tensors."""
@@ -49,18 +54,20 @@ class Gathered:
         return part if part.dim() == 1 else part[:, : self.mask.shape[1]]
 
 
-def prompt_keys(trainer: Any, inputs: list[dict[str, Any]]) -> list[str]:
-    """The prompt of every rank's responses as text, the same in every step: what a memory goes by."""
+def prompt_keys(trainer: Any, inputs: list[dict[str, Any]], out: dict[str, Any]) -> list[str]:
+    """The prompt of every rank's responses as text, the same in every step: what a memory goes by.
+
+    Raises ValueError for rollouts with images, wherever they come from: their prompts' texts do not tell them apart.
+    """
+    if "pixel_values" in out:
+        raise ValueError(_NO_IMAGES)
     return gather_object([_key(trainer, row) for row in inputs])
 
 
 def _key(trainer: Any, row: dict[str, Any]) -> str:
     text = task_text(trainer, row)
     if text is None:
-        raise ValueError(
-            "a rule that remembers prompts needs them as text, and this one holds something else; choose a variant "
-            "without memory for prompts with images."
-        )
+        raise ValueError(_NO_IMAGES)
     return text
 
 

@@ -187,7 +187,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         if isinstance(self.variant.credit, READS_ENTROPY):
             self._add_entropy(out)
         seen = Gathered(self, sampled.batch, group_size)
-        value = variant_advantages(self, out, seen, greedy, **self._remembered(inputs, training))
+        value = variant_advantages(self, out, seen, greedy, **self._remembered(inputs, out, training))
         out.pop("entropy", None)
         out["advantages"] = seen.own(value)
         mark_groups(out, seen)
@@ -215,11 +215,12 @@ class VariantGRPOTrainer(GRPOTrainer):
         rewards, self.scored = score_steps(self, calculate, prompts, completion_ids_list)
         return rewards
 
-    def _remembered(self, inputs: list[dict[str, Any]], training: bool) -> dict[str, Any]:
+    def _remembered(self, inputs: list[dict[str, Any]], out: dict[str, Any], training: bool) -> dict[str, Any]:
         """The memory and the prompts it goes by, for a variant that remembers; evaluation leaves no trace in it."""
         if self.memory is None:
             return {}
-        return {"state": self.memory if training else copy.deepcopy(self.memory), "groups": prompt_keys(self, inputs)}
+        state = self.memory if training else copy.deepcopy(self.memory)
+        return {"state": state, "groups": prompt_keys(self, inputs, out)}
 
     def _add_entropy(self, out: dict[str, Any]) -> None:
         """Entropies of the policy that sampled, which TRL computes in the loss only."""

@@ -201,6 +201,12 @@ REFUSED = {
         {"vllm_importance_sampling_correction": True},
         "vllm_importance_sampling_correction=True was set during the run: loss_type='gv_grpo' cannot be honoured",
     ),
+    "siblings of a response that has none": (
+        "gv_reinforce",
+        {"scale_rewards": "group"},
+        "it compares the responses of a prompt, and num_generations=1 leaves none. Set it to 2.",
+        {"num_generations": 1},
+    ),
     "a scale that remembers": (
         "gv_dcpo",
         {"scale_rewards": "group"},
@@ -221,9 +227,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_honoured_stops_the_next_step(tmp_path, case):
-    loss_type, values, text = REFUSED[case]
+    loss_type, values, text, *flags = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(text)):
-        ran(tmp_path, loss_type, {1: values}, num_iterations=1)
+        ran(tmp_path, loss_type, {1: values}, num_iterations=1, **dict(*flags))
 
 
 def test_a_kl_term_needs_a_reference_that_was_made(tmp_path):

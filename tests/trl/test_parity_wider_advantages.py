@@ -136,9 +136,9 @@ def test_a_conversation_is_a_key_too():
     rows = [
         {"prompt": [message]} for message in ({"role": "user", "content": "Why?"}, {"content": "Why?", "role": "user"})
     ]
-    assert len(set(prompt_keys(trainer, rows))) == 1
-    with pytest.raises(ValueError, match=r"needs them as text, and this one holds something else"):
-        prompt_keys(trainer, [{"prompt": [{"role": "user", "content": object()}]}])
+    assert len(set(prompt_keys(trainer, rows, {}))) == 1
+    with pytest.raises(ValueError, match=r"goes by their text, and these hold something else"):
+        prompt_keys(trainer, [{"prompt": [{"role": "user", "content": object()}]}], {})
 
 
 def test_evaluation_leaves_no_trace(tmp_path):

@@ -4,9 +4,12 @@ import re
 
 import pytest
 import tiny_model
+import torch
+from datasets import Dataset
 from grpo_variants_trl import VariantGRPOConfig, VariantGRPOTrainer
 from grpo_variants_trl.windows import needs_whole_window, spans_generations
 from peft import LoraConfig, get_peft_model
+from trl import GRPOTrainer
 from trl_runs import lora, make
 
 import grpo_variants as gv
@@ -135,6 +138,30 @@ def test_refused_from_the_config_alone(case):
     with pytest.raises(ValueError, match=re.escape(text)) as refused:
         construct(loss_type, **more)
     assert str(refused.value).startswith(whole)
+
+
+@pytest.mark.parametrize("loss_type", ["gv_spo", "gv_dcpo"])
+@pytest.mark.parametrize("column", ["image", "images"])
+def test_a_memory_of_prompts_is_refused_for_a_column_of_images(tmp_path, loss_type, column):
+    rows = Dataset.from_list([{"prompt": "0 1", column: None}] * 8)
+    text = (
+        f"loss_type={loss_type!r} cannot be honoured by TRL: its memory goes by the text of a prompt, and the data set "
+        f"has {column!r}, so that all images of a text would look the same."
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make(tmp_path, loss_type, train_dataset=rows)
+
+
+def test_a_memory_of_prompts_is_refused_for_images_from_elsewhere(tmp_path, monkeypatch):
+    """Such as an environment's: TRL then has pixels in its batch."""
+    sampled = GRPOTrainer._generate_and_score_completions
+    monkeypatch.setattr(
+        GRPOTrainer,
+        "_generate_and_score_completions",
+        lambda self, inputs: {**sampled(self, inputs), "pixel_values": torch.zeros(8, 3)},
+    )
+    with pytest.raises(ValueError, match="goes by their text, and these hold something else, such as images"):
+        make(tmp_path, "gv_spo").train()
 
 
 @pytest.mark.parametrize("suggested", [2, 4])
