@@ -125,22 +125,33 @@ def _doubt(variant: Variant) -> tuple[str, ...]:
 
 
 def _whole_batch(variant: Variant) -> tuple[str, ...]:
-    """What of a variant spans the batch, what the trainers take instead, and how a loop of one's own hands it in."""
+    """What of a variant spans the batch, what each trainer takes, and how a loop of one's own hands it in."""
     if not variant.whole_batch:
         return ()
     names = ", ".join(f"`{name}`" for name in variant.threshold_names)
     verb = "belongs" if len(variant.threshold_names) == 1 else "belong"
-    hosts = " and ".join(f"in {host}" for host in ("TRL", "verl") if host not in _refused(variant))
+    trainers = " ".join(text for host, text in _STATISTIC_IN.items() if host not in _refused(variant))
     return (
-        f"## A statistic of the whole batch\n\nThe formula's {names} {verb} to the optimizer step. I{hosts[1:]} "
-        "each micro-batch takes its own, as the hosts' own losses do: a forward pass over the whole step would have to "
-        "come first. Fewer, larger micro-batches come nearer. In a loop of your own, where the step's "
-        "log-probabilities are at hand before the first backward pass, hand them in with the counts:",
+        f"## A statistic of the whole batch\n\nThe formula's {names} {verb} to the optimizer step. {trainers} "
+        "In a loop of your own, where the step's log-probabilities are at hand before the first backward pass, hand "
+        "them in with the counts:",
         f"```python\n{THRESHOLDS.format(name=variant.name)}\n```",
         f"`step` is a `gv.Tokens` of the whole step{_with_draws(variant)}; every micro-batch then runs "
         "`gv.policy_loss(variant, micro_batch, counts)`. Sorting and counting stay on the device: nothing waits for "
         "the host.",
     )
+
+
+_STATISTIC_IN: Mapping[str, str] = {
+    "TRL": (
+        "In TRL it is the whole step's, under any split into micro-batches and processes: one forward pass without "
+        "gradient over the step's responses comes before its first loss."
+    ),
+    "verl": (
+        "In verl each micro-batch takes its own, since a policy loss sees one micro-batch of one worker. It is the "
+        "step's on one worker with ppo_micro_batch_size_per_gpu equal to ppo_mini_batch_size times rollout.n."
+    ),
+}
 
 
 def _with_draws(variant: Variant) -> str:

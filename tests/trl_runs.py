@@ -70,11 +70,13 @@ def recorded(trainer):
         if options.get("compute_entropy"):
             if out[0].requires_grad:
                 out[0].retain_grad()
-            seen.append({"logp": out[0], "entropy": out[1].detach().clone()})
+            seen.append({"logp": out[0], "entropy": out[1].detach().clone(), "draws": inputs.get("gv_draws")})
         return out
 
     def computing(model, inputs):
+        before = len(seen)
         loss = compute(model, inputs)
+        del seen[before:-1]  # a pass for the step's statistics
         seen[-1] |= {"inputs": inputs, "loss": loss.detach().clone(), "step": trainer.state.global_step}
         return loss
 

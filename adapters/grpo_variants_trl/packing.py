@@ -78,9 +78,6 @@ def choose_packing(trainer: Any, asked: bool | None) -> tuple[Packing | None, st
 
 def _against_packing(trainer: Any) -> Iterator[str]:
     """Why rows cannot move to another micro-batch of the step."""
-    variant = trainer.variant
-    if variant.surrogate.whole_batch or variant.tokens.whole_batch:
-        yield f"{variant.name} has a statistic over the responses of a micro-batch"
     if trainer.aux_loss_enabled:
         yield "the experts' load-balancing loss is one of the whole micro-batch"
     if trainer._is_vlm:
@@ -117,7 +114,9 @@ def has_no_gradient_without_advantage(variant: Variant) -> bool:
         row_weights=torch.ones(3),
         draws=torch.full_like(moved, 0.5) if variant.surrogate.draws else None,
     )
-    counts = Counts(tokens=12, sequences=3, prompts=1, length=4)
+    # A statistic of the step that picks every token: a penalty on the picked ones is a gradient too.
+    picked = dict.fromkeys(variant.threshold_names, 0.0)
+    counts = Counts(tokens=12, sequences=3, prompts=1, length=4, thresholds=picked)
     policy_loss(replace(variant, kl=None), x, counts).loss.backward()
     return bool((logp.grad == 0).all())
 

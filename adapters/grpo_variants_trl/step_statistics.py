@@ -1,9 +1,9 @@
 """Statistics of a whole optimizer step, known before its first loss: for the objectives that look at the batch.
 
 A clip that balances the batch, a quantile of its entropies or a choice by covariance depends on every response of the
-step. The step's rows lie in the buffer at its first micro-batch, so one pass without gradient over them, joined over the
-ranks, gives the statistic; each micro-batch then takes the step's, and the split into micro-batches and ranks no longer
-matters. Dropout is drawn anew in that pass.
+step. The step's rows lie in the buffer at its first micro-batch, so one pass without gradient over them, joined over
+the ranks, gives the statistic. Each micro-batch then takes the step's, and the split into micro-batches and ranks no
+longer matters. Dropout is drawn anew in that pass.
 """
 
 from __future__ import annotations

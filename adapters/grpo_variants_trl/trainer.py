@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from grpo_variants.card import FILE_NAME, differences, read_card
 from grpo_variants.checks import unknown
 from grpo_variants.credit import Process
 from grpo_variants.files import FileError
-from grpo_variants.filters import TopEntropy
 from grpo_variants_trl.builtin import opening
 from grpo_variants_trl.cards import CardWriter, Opening, make_card
 from grpo_variants_trl.checkpoint import MicroBatchCounter, load_state, save_state
@@ -47,6 +47,7 @@ from grpo_variants_trl.rollout import (
     variant_advantages,
 )
 from grpo_variants_trl.sampling import Sampled, sample
+from grpo_variants_trl.step_statistics import DRAWS, step_thresholds, with_draws
 from grpo_variants_trl.twin import keep_start, plain_init
 from grpo_variants_trl.windows import (
     GROUP,
@@ -273,6 +274,7 @@ class VariantGRPOTrainer(GRPOTrainer):
             compute_aux_loss=self.aux_loss_enabled,
         )
         x = self._tokens(inputs, logp, entropy, window.next_weights())
+        x = replace(x, keep=self.variant.tokens(x, window.counts))
         out = policy_loss(self.variant, x, window.counts)
         loss = out.loss
         if self._entropy_bonus is not None:
@@ -284,37 +286,31 @@ class VariantGRPOTrainer(GRPOTrainer):
         return loss
 
     def _tokens(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor, weights: Tensor | None) -> Tokens:
-        mask = loss_mask(inputs)
         old = inputs.get("old_per_token_logps")
-        keep = None
-        if isinstance(self.variant.tokens, TopEntropy):
-            keep = self.get_high_entropy_mask(entropy.detach(), mask, 1 - self.variant.tokens.fraction)
         return Tokens(
             logp=logp,
-            mask=mask,
+            mask=loss_mask(inputs),
             advantages=inputs["advantages"],
             old_logp=old,
             ref_logp=inputs.get("ref_per_token_logps"),
             rollout_logp=filled(inputs.get("sampling_per_token_logps"), logp.detach() if old is None else old),
             entropy=entropy.detach(),
             row_weights=weights,
-            keep=keep,
+            draws=inputs.get(DRAWS),
         )
 
     def _current_window(self, inputs: dict[str, Any]) -> Window:
         """The optimizer step that this micro-batch belongs to; opened at its first one."""
         limit = self.max_completion_length
         if not self.model.training:
-            return open_window(self.variant, [inputs], self.accelerator, limit)
+            return self._opened([inputs])
         if self._window is None or self._window.left == 0:
             self._live.follow(sampling=False)
             size = self.current_gradient_accumulation_steps
             steps = self.args.steps_per_generation
             if self._is_whole(size):
                 batches = [self._buffered_inputs[(self._step + i) % steps] for i in range(size)]
-                self._window = open_window(self.variant, batches, self.accelerator, limit)
-                if self._packing is not None:
-                    pack(self._packing, self.variant, batches, self._window, self.accelerator)
+                self._window = self._opened(batches)
             else:
                 self._refuse_silent_approximation(size)
                 self._window = approximate_window(inputs, self.accelerator, size / steps, limit, size)
@@ -336,6 +332,16 @@ class VariantGRPOTrainer(GRPOTrainer):
             "known yet. Begin each optimizer step at a multiple of gradient_accumulation_steps, which the trainer does "
             "by itself: something has changed its schedule or its counter of micro-batches."
         )
+
+    def _opened(self, batches: list[dict[str, Any]]) -> Window:
+        """The optimizer step (or evaluation batch) of these micro-batches, its statistics taken and its rows packed."""
+        batches = with_draws(self, batches)
+        window = open_window(self.variant, batches, self.accelerator, self.max_completion_length)
+        window.counts = replace(window.counts, thresholds=step_thresholds(self, batches))
+        window.batches = batches if self.variant.surrogate.draws else None
+        if self._packing is not None and self.model.training:
+            pack(self._packing, self.variant, batches, window, self.accelerator)
+        return window
 
     def _is_whole(self, size: int) -> bool:
         """Whether the window's micro-batches are all in the buffer."""

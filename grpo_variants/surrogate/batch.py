@@ -138,9 +138,14 @@ class KlCov(_Covariance):
         check_number("surrogate.coef", self.coef, at_least=0)
 
     def thresholds(self, log_ratio: Tensor, x: Tokens) -> Mapping[str, Tensor]:
-        """Means, and the smallest covariance that is penalised."""
-        values = self.means(x)
-        least = -smallest(-self.covariance(x, values), x.mask, _share_of(x, self.fraction))
+        """Means, and a number between the smallest covariance that is penalised and the next one.
+
+        Between: a second forward pass may round a token's log-probability otherwise, which must not unpick it.
+        """
+        values, count = self.means(x), _share_of(x, self.fraction)
+        negative = -self.covariance(x, values)
+        last, following = (smallest(negative, x.mask, place) for place in (count, count + 1))
+        least = -torch.where(following.isinf(), last, (last + following) / 2)
         low, high = low_and_high(x.advantages, x.mask)
         return {**values, "covariance": torch.where(low < high, least, float("inf"))}
 

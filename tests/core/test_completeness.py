@@ -184,7 +184,7 @@ def test_pages_name_what_spans_the_batch_and_what_draws():
     assert {v.name for v in SPANNING} == {"forking_tokens", "bapo", "m2po", "clip_cov", "kl_cov"}
     for variant in CATALOGUE:
         page = docs_pages.page(variant)
-        assert ("each micro-batch takes its own" in page) == variant.whole_batch
+        assert ("## A statistic of the whole batch" in page) == variant.whole_batch
         assert ("Draws at random" in page) == (variant.name == "clip_cov")
 
 
