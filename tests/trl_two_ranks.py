@@ -28,19 +28,22 @@ def compare(variant, micro, spec_advantages):
     """Largest deviation of loss, gradient and advantages from those of every rank's micro-batches as one batch."""
     rank = dist.get_rank()
     fields = ("completion_mask", "advantages", "gv_group")
+    statistics = ("entropy", "draws") if micro[0]["draws"] is not None else ("entropy",)
     own = {name: joined([m["inputs"][name] for m in micro]) for name in fields}
     own |= {"logp": joined([m["logp"].detach() for m in micro]), "loss": sum(m["loss"] for m in micro)}
+    own |= {name: joined([m[name] for m in micro]) for name in statistics}
     if "gv_keep" in micro[0]["inputs"]:
         own["completion_mask"] = own["completion_mask"] * joined([m["inputs"]["gv_keep"] for m in micro]).unsqueeze(1)
     parts = everywhere(own)
-    every = {name: joined([part[name] for part in parts]) for name in (*fields, "logp")}
+    every = {name: joined([part[name] for part in parts]) for name in (*fields, "logp", *statistics)}
     mask = every["completion_mask"].bool()
     rows = mask.any(1) if "gv_keep" in micro[0]["inputs"] else torch.ones_like(mask[:, 0])
     counts = gv.Counts.of(mask, every["gv_group"][rows], length=6, sequences=rows.sum())
     logp = every["logp"].double().requires_grad_(True)
     row_weights = gv.row_weights(variant, mask.sum(1).double(), counts, every["gv_group"])
     advantages = every["advantages"].double()
-    x = gv.Tokens(logp=logp, mask=mask, advantages=advantages, row_weights=row_weights)
+    seen = {name: every[name].double() for name in statistics}
+    x = gv.Tokens(logp=logp, mask=mask, advantages=advantages, row_weights=row_weights, **seen)
     loss = gv.policy_loss(variant, x, counts).loss
     loss.backward()
     size = len(own["advantages"])

@@ -20,7 +20,7 @@ from grpo_variants.variant import Variant
 from grpo_variants_trl.decoding import decoding_refusals
 from grpo_variants_trl.endings import ending_refusals
 from grpo_variants_trl.flags import Choice, needs_group
-from grpo_variants_trl.windows import needs_whole_window, spans_generations
+from grpo_variants_trl.windows import may_be_approximate, needs_whole_window, spans_generations
 
 
 def check_host(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> None:
@@ -163,13 +163,13 @@ def _window(variant: Variant, args: GRPOConfig) -> list[str]:
     accumulation, steps, iterations = args.gradient_accumulation_steps, args.steps_per_generation, args.num_iterations
     if not spans_generations(accumulation, steps, iterations) or not needs_whole_window(variant):
         return []
-    if getattr(args, "approximate_windows", False) and not variant.aggregation.of_group:
+    if getattr(args, "approximate_windows", False) and may_be_approximate(variant):
         return []
     nearest = " or ".join(f"steps_per_generation={s}" for s in _nearest(accumulation, steps, iterations))
-    switch = "" if variant.aggregation.of_group else ", or approximate_windows=True to count by TRL's rule"
+    switch = "" if not may_be_approximate(variant) else ", or approximate_windows=True to count by TRL's rule"
     return [
         f"an optimizer step of {accumulation} micro-batches spans two generations of {steps} x {iterations}, so the "
-        f"lengths that its weights need are not known at its first micro-batch. Set {nearest}{switch}."
+        f"lengths that its weights and statistics need are not known at its first micro-batch. Set {nearest}{switch}."
     ]
 
 

@@ -54,6 +54,7 @@ from grpo_variants_trl.windows import (
     Window,
     approximate_window,
     loss_mask,
+    may_be_approximate,
     needs_whole_window,
     open_window,
 )
@@ -322,7 +323,7 @@ class VariantGRPOTrainer(GRPOTrainer):
 
         Schedules of which this is known are refused when the trainer is made.
         """
-        asked = getattr(self.args, "approximate_windows", False) and not self.variant.aggregation.of_group
+        asked = getattr(self.args, "approximate_windows", False) and may_be_approximate(self.variant)
         if asked or not needs_whole_window(self.variant):
             return
         every = self.args.steps_per_generation * self.num_iterations

@@ -73,7 +73,12 @@ def needs_whole_window(variant: Variant) -> bool:
     rule = variant.aggregation
     counts_tokens = isinstance(rule, TokenMean) or rule.of_group
     excludes = getattr(rule, "empty_rows", "count") == "exclude" or isinstance(variant.filter, ZeroVariance)
-    return counts_tokens or excludes
+    return counts_tokens or excludes or variant.whole_batch
+
+
+def may_be_approximate(variant: Variant) -> bool:
+    """Whether TRL's rule can stand in for a step's own counts: for no weights by group, and no statistic."""
+    return not (variant.aggregation.of_group or variant.whole_batch)
 
 
 def open_window(variant: Variant, batches: Sequence[dict[str, Any]], accelerator: Any, length: int | None) -> Window:

@@ -116,11 +116,7 @@ def gradient(trainer, packing):
     return total, torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
 
 
-PACKED = [
-    name
-    for name in gv.names()
-    if name != "otb" and not (gv.get(name).surrogate.whole_batch or gv.get(name).tokens.whole_batch)
-]
+PACKED = [name for name in gv.names() if name != "otb"]
 
 
 @pytest.mark.parametrize("name", PACKED)
@@ -238,16 +234,15 @@ def test_widths_stay_multiples_where_the_host_wants_them(tmp_path):
 
 @pytest.mark.parametrize("name", gv.names())
 def test_which_variants_pull_at_responses_without_an_advantage(name):
-    """Kimi's squared log ratio does; so would any variant with a penalty of its own."""
-    assert has_no_gradient_without_advantage(gv.get(name)) == (name != "kimi_k15")
+    """Kimi's squared log ratio does, and the penalty on tokens of high covariance."""
+    assert has_no_gradient_without_advantage(gv.get(name)) == (name not in ("kimi_k15", "kl_cov"))
 
 
 REFUSED = {
     "grpo": (dict(), "the KL term (kl.beta=0.04) has a gradient for every response"),
     "kimi_k15": (dict(), "kimi_k15 pulls at the ratio of every response"),
     "dr_grpo": (dict(entropy_coef=0.1), "the entropy bonus has a gradient for every response"),
-    "bapo": (dict(), "bapo has a statistic over the responses of a micro-batch"),
-    "forking_tokens": (dict(), "forking_tokens has a statistic over the responses of a micro-batch"),
+    "kl_cov": (dict(), "kl_cov pulls at the ratio of every response"),
     "rloo": (
         dict(peft_config=LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1, exclude_modules=["lm_head"])),
         "lora_dropout=0.1 draws random numbers, which would fall on other tokens (set lora_dropout=0)",

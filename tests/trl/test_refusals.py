@@ -50,8 +50,8 @@ ROLLOUT_LOGP = (
     "report. Set use_vllm=True, or remove it (correction=none, ratio.anchor=old)."
 )
 SPANS = (
-    "an optimizer step of 4 micro-batches spans two generations of 2 x 1, so the lengths that its weights need are not "
-    "known at its first micro-batch. Set steps_per_generation=4"
+    "an optimizer step of 4 micro-batches spans two generations of 2 x 1, so the lengths that its weights and "
+    "statistics need are not known at its first micro-batch. Set steps_per_generation=4"
 )
 UNEVEN = {"gradient_accumulation_steps": 4, "steps_per_generation": 2}
 
@@ -125,7 +125,8 @@ REFUSALS = {
     "several iterations": (
         "gv_dapo",
         {"gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterations": 2},
-        "spans two generations of 3 x 2, so the lengths that its weights need are not known at its first micro-batch. "
+        "spans two generations of 3 x 2, so the lengths that its weights and statistics need are not known at its "
+        "first micro-batch. "
         "Set steps_per_generation=2 or steps_per_generation=4,",
     ),
 }

@@ -11,6 +11,9 @@ SPECS = [
     "dr_grpo",
     "dapo,aggregation=prompt_mean,overlong=keep,filter=none",
     "reinforce_pp,kl=none",
+    "forking_tokens,filter=none,overlong=keep",
+    "clip_cov,surrogate.fraction=0.2,surrogate.cov_low=-10",
+    "kl_cov,surrogate.fraction=0.2",
 ]
 
 
@@ -24,6 +27,15 @@ def test_two_processes_equal_one_batch(tmp_path):
                 assert step["gradient"] < 1e-6, spec
                 assert step["advantages"] < 1e-5, spec
             assert steps[0]["parameters"] == 0, spec
+
+
+@pytest.mark.slow
+def test_two_processes_have_trls_own_entropy_mask(tmp_path):
+    """Where an optimizer step is one micro-batch per process, as TRL takes its quantile."""
+    for found in ranks("trl_entropy_ranks.py", tmp_path):
+        assert found["kept"] > 0
+        assert found["different"] == 0
+        assert found["of_one_rank"] > 0, "each rank's own quantile would have done"
 
 
 @pytest.mark.slow
