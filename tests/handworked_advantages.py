@@ -30,6 +30,15 @@ SCORE_SEQUENCE_SUM: dict[str, Any] = {
     "gradient": [[-0.75, -0.75, -0.75], [0.25, _, 0.25]],
 }
 
+# The policy terms of CLIP_TOKEN_MEAN and 0.001 k3. Summed over tokens k3 is 0.5 | ln(4/3) = 0.287682072452 (see PAIR).
+# L = (-2.8 + 0.001 * 0.787682072452)/5. Gradient of k3 is 1 - e^u: -1, 0.5, 0 | 0.5, -0.5.
+CLIP_AND_KL_TOKEN_MEAN: dict[str, Any] = {
+    **PAIR,
+    "given": [1.5, -0.5],
+    "loss": -0.559842463586,
+    "gradient": [[-0.0002, -0.3299, -0.15], [0.0001, _, 0.1999]],
+}
+
 # One advantage a token: A = 1, rho 2 -> -1.2 (clipped); A = 1, rho 1.1 -> -1.1; A = -0.5, rho 0.5 -> 0.4 (clipped).
 # A = -1, rho 0.5 -> 0.8 (clipped); A = -0.5, rho 2 -> 1.0. L = (-1.9 + 1.8)/5. Gradient: 0, -1.1/5, 0 | 0, 1/5.
 TOKENS_TOKEN_MEAN: dict[str, Any] = {
@@ -147,6 +156,11 @@ CASES: dict[str, Case] = {
         advantages=[0, -1, -1, 0],
         **CLIP_TOKEN_MEAN,
     ),
+    "raft_pp": Case(
+        rollouts={"rewards": [1, 0, -1, 1], "groups": ["a", "a", "b", "b"]},
+        advantages=[1, 0, 0, 1],
+        **CLIP_AND_KL_TOKEN_MEAN,
+    ),
     "bnpo": Case(
         # Means of the groups 1/2, 1/4, 3/4: m = 1/2, v = (1/16 + 1/16)/2 = 1/16, m (1 - m)/v - 1 = 3, a = b = 3/2,
         # so f is Beta(3/2, 3/2): sqrt(p (1 - p)) over B(3/2, 3/2) = Gamma(3/2)^2 / Gamma(3) = pi/8.
@@ -174,12 +188,7 @@ CASES: dict[str, Case] = {
             "lengths": [4, 4, 20, 1, 2, 3, 8, 7, 5],
         },
         advantages=[n / 0.500001 for n in (0.5, -0.5, 0, 0.5, -0.5, 0.5, -0.5, 0.5, -0.5)],
-        # The policy terms as above, and 0.001 k3. Summed over tokens k3 is 0.5 | ln(4/3) = 0.287682072452 (see PAIR).
-        # L = (-2.8 + 0.001 * 0.787682072452)/5. Gradient of k3 is 1 - e^u: -1, 0.5, 0 | 0.5, -0.5.
-        **PAIR,
-        given=[1.5, -0.5],
-        loss=-0.559842463586,
-        gradient=[[-0.0002, -0.3299, -0.15], [0.0001, _, 0.1999]],
+        **CLIP_AND_KL_TOKEN_MEAN,
     ),
     "gdpo": Case(
         # Two reward functions of weight 1 and 1/2. Group a: 1, 0 and 0, 2. Group b: 1, 1, without a signal, and 3, 1.

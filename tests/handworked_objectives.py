@@ -272,6 +272,19 @@ CASES: dict[str, Case] = {
         loss=(-1.5 * ln(0.022) + 0.05 * ln(1.1) ** 2 + 0.5 * ln(0.06) + 0.05 * ln(1.5) ** 2) / 2,
         gradient=[[-0.75 + 0.05 * ln(1.1)] * 3, [0.25 + 0.05 * ln(1.5), _, 0.25 + 0.05 * ln(1.5)]],
     ),
+    "pmd_mean": Case(
+        # Means of the others: 3, 2.5, 0.5 | 0.7, 0.7.
+        rollouts=CENTRED["rollouts"],
+        advantages=[-3, 0, -1.5, 4.5, 0],
+        # Log ratios of the responses: ln(100 * 10 * 1) and ln(0.5 * 300).
+        # L = ((-1.5 ln 0.022 + 0.005 ln(1000)^2)/3 + (0.5 ln 0.06 + 0.005 ln(150)^2)/2) / 2
+        # Gradient (-A + 0.01 d_i) / (2 l) at every token.
+        policy=PAIR["policy"],
+        old=[[0.004, 0.055, 0.1], [0.2, _, 0.002]],
+        given=[1.5, -0.5],
+        loss=(-1.5 * ln(0.022) + 0.005 * ln(1000) ** 2) / 6 + (0.5 * ln(0.06) + 0.005 * ln(150) ** 2) / 4,
+        gradient=[[(-1.5 + 0.01 * ln(1000)) / 6] * 3, [(0.5 + 0.01 * ln(150)) / 4, _, (0.5 + 0.01 * ln(150)) / 4]],
+    ),
     "kpop": Case(
         **NORMALISED,
         # Binary KL of old and rollout, both ways:

@@ -127,3 +127,10 @@ LING = Reference(
     "2606.15079",
 )
 GLM5 = Reference("GLM-5: from Vibe Coding to Agentic Engineering", 2026, "2602.15763")
+XU_PMD = Reference(
+    "Approximation of Log-Partition Function in Policy Mirror Descent Induces Implicit Regularization for LLM "
+    "Post-Training",
+    2026,
+    "2602.05933",
+)
+XIONG = Reference("A Minimalist Approach to LLM Reasoning: from Rejection Sampling to Reinforce", 2025, "2504.11343")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo_variants.aggregation import TokenMean
 from grpo_variants.baseline import GroupMean, SecondBest
 from grpo_variants.catalogue.formulas import CLIP, CLIPPED
-from grpo_variants.catalogue.references import CHEN, SHRIVASTAVA, TANG, ZHU
+from grpo_variants.catalogue.references import CHEN, SHRIVASTAVA, TANG, XIONG, ZHU
 from grpo_variants.divergence import K3
 from grpo_variants.ratio import TokenRatio
 from grpo_variants.scale import Bernoulli, GroupStd
@@ -98,6 +98,35 @@ SELECTIVE: tuple[Variant, ...] = (
         confirmed="The authors' code (RLVR-Decomposed).",
         references=(ZHU,),
         hosts=_VERDICTS,
+    ),
+    Variant(
+        name="raft_pp",
+        transform=Verdict(right=1.0, wrong=0.0),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        kl=K3(beta=1e-3),
+        aggregation=TokenMean(),
+        summary="RAFT++: rejection sampling as policy gradient; only right responses learn, with ratio, clip and KL.",
+        formula=(
+            r"A_i = 1 \text{ if right, else } 0,\quad "
+            rf"L = \frac{{1}}{{\sum_i l_i}}\sum_{{i,t}}\left[-{CLIP} + \beta\, k_3\right],\quad \beta = 0.001"
+        ),
+        confirmed=(
+            "The authors' code (RLHFlow/Minimal-RL at e3b49f09): the advantage in verl/trainer/ppo/core_algos.py, "
+            "lines 105 to 128, the clip and the token mean over every response there, lines 406 to 470; k3 with 0.001 "
+            "in scripts/run_raftpp.sh. The range of 0.2 and the entropy bonus of 0.001 are that verl's defaults "
+            "(verl/trainer/config/ppo_trainer.yaml). Of the paper the abstract was read."
+        ),
+        references=(XIONG,),
+        hosts=_VERDICTS,
+        note=(
+            "The paper's equation 6, as two independent notes quote it, has no KL, averages over a response first, and "
+            "counts the responses of the highest reward of their group: `raft_pp,kl=none,aggregation=sequence_mean` "
+            "for groups in which one is right; where all are wrong that equation would learn from all of them, the "
+            "code from none. The code's advantage is max(r, 0), which is this one for the authors' rewards of 0 and 1 "
+            "and for -1 and 1. The entropy bonus is the trainer's: entropy_coef=0.001 in TRL, "
+            "actor.entropy_coeff=0.001 in verl. Wrong responses stay in the token count."
+        ),
     ),
     Variant(
         name="gfpo",

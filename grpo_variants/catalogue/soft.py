@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import SequenceSum
+from grpo_variants.aggregation import SequenceMean, SequenceSum
+from grpo_variants.baseline import LeaveOneOut
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import GRPO
 from grpo_variants.ratio import SequenceProduct
@@ -101,6 +102,41 @@ SOFT: tuple[Variant, ...] = (
         note=(
             "The paper penalises the log ratio of the whole response and does not publish tau; 0.1 is ROLL's. "
             "verl's and Tinker's dro and ROLL's kimi15 penalise each token's: `kimi_k15,ratio=token`."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="pmd_mean",
+        baseline=LeaveOneOut(),
+        scale=NoScale(),
+        ratio=SequenceProduct(bound_low=None, bound_high=None),
+        surrogate=Dro(tau=0.01),
+        aggregation=SequenceMean(),
+        summary="Policy mirror descent of Kimi k1.5 with leave-one-out rewards and a mean over each response.",
+        formula=(
+            r"A_i = r_i - \frac{1}{G-1}\sum_{j\ne i} r_j,\quad L = \frac{1}{N}\sum_i\frac{1}{l_i}\Big[-A_i \sum_t "
+            r"\log\pi(y_{it}) + \frac{\tau}{2}\Big(\sum_t \log\rho_{it}\Big)^2\Big],\quad \tau = 0.01"
+        ),
+        confirmed=(
+            "The authors' repository (horizon-rl/OpenKimi at 3126d4c8): the loss `opmd` in "
+            "openkimi/pmd/core_algos.py, lines 105 to 206; estimator rloo as PMD-mean in openkimi/pmd/README.md; tau "
+            "of 0.01, seq-mean-token-mean, no KL and no entropy bonus in examples/math/run_pmd_dapo17k_qwen25-7b.sh, "
+            "lines 23 to 28 and 50 to 90. Of the paper the abstract was read."
+        ),
+        references=(papers.XU_PMD, papers.KIMI),
+        hosts=(
+            ("trl", "no counterpart: no penalty on the log ratio to the old policy"),
+            (
+                "verl",
+                "advantages equal estimator rloo, under conventions=verl; of verl's losses dro penalises each token's "
+                "log ratio, not the response's",
+            ),
+        ),
+        note=(
+            "The authors write the loss as a square, tau/2 (A/tau - D)^2 / l with D the response's log ratio: the same "
+            "gradient, and another value. Their seq-mean-token-sum-norm divides by the padded length in place of the "
+            "response's (aggregation=constant). It is `kimi_k15` with another baseline, another mean and another tau. "
+            "16 updates are made from a batch there, so that the penalty acts."
         ),
     ),
 )

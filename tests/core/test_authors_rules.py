@@ -68,13 +68,44 @@ def glm5(batch: list[Response]) -> Tensor:
     return -total / len(batch)
 
 
-# Losses whose value and gradient are the authors'; by the spec that runs them.
-LOSSES: dict[str, Callable[[list[Response]], Tensor]] = {
+def raft_pp(batch: list[Response]) -> Tensor:
+    """RLHFlow/Minimal-RL, core_algos.py: PPO's clip and low_var_kl, both over the tokens of all responses."""
+    policy = sum(clipped(r, 0.2, 0.2).sum() for r in batch)
+    kl = sum(((r.ref - r.lp).exp() - (r.ref - r.lp) - 1).sum() for r in batch)
+    return (0.001 * kl - policy) / sum(r.length for r in batch)
+
+
+def opmd(batch: list[Response]) -> Tensor:
+    """horizon-rl/OpenKimi, openkimi/pmd/core_algos.py: a square of what is left between A/tau and the log ratio."""
+    tau, total = 0.01, 0.0
+    for r in batch:
+        total = total + tau / 2 * (r.a / tau - (r.lp.sum() - r.old.sum())) ** 2 / r.length
+    return total / len(batch)
+
+
+Rule = Callable[[list[Response]], Tensor]
+# Losses by the spec that runs them: value and gradient are the authors', or the gradient alone.
+LOSSES: dict[str, Rule] = {
     "glm5": glm5,
+    "raft_pp": raft_pp,
 }
+GRADIENTS: dict[str, Rule] = {"pmd_mean": opmd}
 
 
-def loss_and_gradient(rule: Callable[[list[Response]], Tensor], x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def leave_one_out(rewards: list[float]) -> list[float]:
+    """Each reward less the mean of the others; a group of one is not among the cases."""
+    return [r - (sum(rewards) - r) / (len(rewards) - 1) for r in rewards]
+
+
+# Advantages of one group, by the spec that runs them.
+ADVANTAGES: dict[str, Callable[[list[float]], list[float]]] = {
+    "pmd_mean": leave_one_out,
+    "raft_pp": lambda rewards: [max(r, 0.0) for r in rewards],
+}
+GROUPS = ([1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0, 1.0, 1.0, 0.0])
+
+
+def loss_and_gradient(rule: Rule, x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     leaf = x["logp"].clone().requires_grad_()
     loss = rule(responses({**x, "logp": leaf}))
     return loss.detach(), torch.autograd.grad(loss, leaf)[0]
@@ -88,13 +119,23 @@ def of_the_package(spec: str, x: dict[str, Tensor]) -> tuple[Tensor, Tensor, gv.
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("spec", LOSSES)
+@pytest.mark.parametrize("spec", [*LOSSES, *GRADIENTS])
 def test_loss_and_gradient_are_the_authors(spec, seed):
     x = step(seed)
-    wanted, slope = loss_and_gradient(LOSSES[spec], x)
+    wanted, slope = loss_and_gradient((LOSSES | GRADIENTS)[spec], x)
     found, gradient, out = of_the_package(spec, x)
-    torch.testing.assert_close(found, wanted, **CLOSE)
+    if spec in LOSSES:
+        torch.testing.assert_close(found, wanted, **CLOSE)
     torch.testing.assert_close(gradient, slope, **CLOSE)
     assert slope.abs().max() > 1e-3
     for side in ("clip/low", "clip/high"):
         assert out.metrics.get(side, torch.tensor(1.0)) > 0, f"{side}: no bound was passed"
+
+
+@pytest.mark.parametrize("spec", ADVANTAGES)
+def test_advantages_are_the_authors(spec):
+    rewards = [r for group in GROUPS for r in group]
+    places = [place for place, group in enumerate(GROUPS) for _ in group]
+    found = gv.advantages(spec, torch.tensor(rewards, dtype=torch.float64), places)
+    wanted = [a for group in GROUPS for a in ADVANTAGES[spec](group)]
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), **CLOSE)

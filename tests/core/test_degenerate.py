@@ -110,7 +110,13 @@ def test_a_batch_of_one_response_with_one_token(name):
     own = {"reinforce": total, "remax": total - float(case.greedy_rewards[0] @ case.reward_weights)}
     gain = 1.00001 / 1.01001  # a Kalman filter that starts at 0 with a variance of 1, compared after it has seen r
     own["krpo"] = (1 - gain) * total / (((1 - gain) * 1.00001) ** 0.5 + 1e-8)
-    own |= {"topr": total, "w_reinforce": 0.1, "psr": 1.0, "nsr": 0.0}  # a reward above 0 is a right answer
+    own |= {
+        "topr": total,
+        "w_reinforce": 0.1,
+        "psr": 1.0,
+        "nsr": 0.0,
+        "raft_pp": 1.0,
+    }  # a reward above 0 is a right answer
     assert_close(found.flatten(), torch.tensor([own.get(name, 0.0)], dtype=torch.float64))
     on_policy = replace(
         case, advantages=np.array([2.0]), old_logp=None, ref_logp=case.logp, rollout_logp=case.logp, groups=["g"]

@@ -300,12 +300,12 @@ def test_another_loss_type_takes_only_what_was_set(before, after):
     assert tuned.choice == config(after, beta=0.07).choice
 
 
-ALONE = {"remax", "reinforce", "reinforce_pp", "w_reinforce", "psr", "nsr", "krpo", "spo", "topr"}
+ALONE = {"remax", "reinforce", "reinforce_pp", "w_reinforce", "psr", "nsr", "raft_pp", "krpo", "spo", "topr"}
 
 
 @pytest.mark.parametrize("name", gv.names())
 def test_one_response_a_prompt_is_for_variants_that_need_no_group(name):
-    if name in ("remax", "reinforce", "reinforce_pp", "topr", "w_reinforce", "psr", "nsr", "krpo", "spo"):
+    if name in ALONE:
         assert config(f"gv_{name}", num_generations=1).num_generations == 1
         return
     with pytest.raises(ValueError, match="at least 2 generations per prompt"):

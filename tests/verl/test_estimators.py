@@ -81,6 +81,13 @@ def test_dr_grpo_equals_grpo_without_the_deviation(parity):
     parity.equal("dr_grpo,conventions=verl", words("estimator grpo", flag), atol=2e-6, rtol=2e-6, advantages=pair)
 
 
+def test_pmd_mean_has_the_advantages_of_the_hosts_rloo(parity):
+    rewards = at_last_action(OUTCOMES, HOLES)
+    config = algorithm(grpo_variants={"options": "conventions=verl"})
+    pair = (estimate("gv_pmd_mean", rewards, config=config)[0], host("rloo", rewards)[0])
+    parity.equal("pmd_mean,conventions=verl", "estimator rloo", atol=2e-6, rtol=2e-6, advantages=pair)
+
+
 def test_reinforce_pp_baseline_equals_the_host(parity):
     """Its singleton keeps the raw reward in verl, as under singleton=raw."""
     rewards = at_last_action(OUTCOMES, HOLES)
