@@ -25,6 +25,7 @@ from grpo_variants_verl.resume import install
 from grpo_variants_verl.run import Run, read_run
 from grpo_variants_verl.settings import Chosen, node_of
 
+_MICRO_BATCH = f"{words.ACTOR}.ppo_micro_batch_size_per_gpu"
 _HOST_AXES = ("kl", "correction", "filter", "overlong")
 _RULE = tuple(axis for axis in words.axes_of("advantage") if axis not in (*_HOST_AXES, "conventions"))
 
@@ -166,10 +167,25 @@ def _notes(run: Run) -> Iterator[str]:
     if words.read_kl_in_loss(run.get) and words.read_kl_in_reward(run.get):
         yield "verl applies a second KL penalty, in the rewards."
     yield from _correction_notes(run)
+    if run.loss is not None and run.loss.variant.surrogate.whole_batch and not _one_micro_batch(run):
+        names = " and ".join(run.loss.variant.surrogate.names)
+        yield (
+            f"{names} of {run.loss.variant.name} are those of each micro-batch of each worker, since a policy loss in "
+            f"verl sees no more. They are the step's on one worker, with {_MICRO_BATCH} as large as {words.MINI_BATCH} "
+            f"times {words.RESPONSES}."
+        )
     if words.kl_control(run.get) is not None:
         yield "verl changes the coefficient of the KL penalty during the run; kl.beta is what it starts from."
     if words.reference_lacks_adapter(run.get):
         yield "The KL's reference is the base model without the adapter that the run starts from."
+
+
+def _one_micro_batch(run: Run) -> bool:
+    """Whether a policy loss sees an optimizer step as a whole."""
+    workers = (run.get("trainer.nnodes") or 1) * (run.get("trainer.n_gpus_per_node") or 1)
+    rows = (run.get(words.MINI_BATCH) or 0) * (run.get(words.RESPONSES) or 1)
+    dynamic = run.get(f"{words.ACTOR}.use_dynamic_bsz")
+    return workers == 1 and not dynamic and (run.get(_MICRO_BATCH) or 0) >= rows > 0
 
 
 def _correction_notes(run: Run) -> Iterator[str]:

@@ -344,3 +344,26 @@ def test_a_damaged_card_is_named_kept_and_stops_nothing(tmp_path, reported):
     assert (tmp_path / "grpo_variant.unreadable.json").read_text() == torn
     places = [line.split(" is truncated or damaged")[0] for line in reported()]
     assert places == [str(folder / card.FILE_NAME) for folder in (tmp_path, checkpoint)]
+
+
+STATISTIC = (
+    "floor and ceiling of bapo are those of each micro-batch of each worker, since a policy loss in verl sees no more. "
+    "They are the step's on one worker, with actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu as large as "
+    "actor_rollout_ref.actor.ppo_mini_batch_size times actor_rollout_ref.rollout.n."
+)
+# The mini-batch is 4 prompts of 2 responses.
+ONE = ("actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8")
+SPLITS = [
+    (ONE, 0),
+    ((ONE[0], "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"), 1),
+    ((*ONE, "trainer.n_gpus_per_node=2"), 1),
+    ((*ONE, "trainer.nnodes=2"), 1),
+    ((*ONE, "actor_rollout_ref.actor.use_dynamic_bsz=True"), 1),
+]
+
+
+@pytest.mark.parametrize(("overrides", "count"), SPLITS)
+def test_the_card_says_where_a_statistic_is_a_micro_batchs(overrides, count):
+    """A step that is one micro-batch on one worker has the whole step's statistic."""
+    assert card_of(*whole("bapo"), *overrides).notes.count(STATISTIC) == count
+    assert STATISTIC not in card_of(*whole("grpo"), *overrides).notes
