@@ -19,10 +19,10 @@ _SHOWN = 5
 
 
 class Meaningless(ValueError):
-    """Parts that do not go together; each of `ways` leads out by itself."""
+    """Parts that do not go together: the variant that they would make, and what is wrong with it."""
 
     complaint: str = ""
-    ways: tuple[Way, ...] = ()
+    variant: Variant
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,9 @@ def check_fences(variant: Variant) -> None:
     fence = _broken(variant)
     if fence is None:
         return
-    ways = tuple(_ways_out(variant, fence))
-    error = Meaningless(" ".join([fence.complaint(variant), *propose(map(spelt, ways))]))
-    error.complaint, error.ways = fence.complaint(variant), ways
+    error = Meaningless(" ".join([fence.complaint(variant), *propose(map(_spelt, ways_out(variant)))]))
+    error.complaint, error.variant = fence.complaint(variant), variant
     raise error
-
-
-def spelt(options: Mapping[str, Any]) -> str:
-    """Options as a spec string has them."""
-    return ",".join(f"{key}={value}" for key, value in options.items())
 
 
 def propose(ways: Iterable[str]) -> Iterator[str]:
@@ -77,17 +71,22 @@ def _broken(variant: Variant) -> Fence | None:
     return next((fence for fence in FENCES if fence.forbids(variant)), None)
 
 
-def _ways_out(variant: Variant, fence: Fence, more: int = 2) -> list[Way]:
-    """What leads out of a fence: one of its own ways, or, where each runs into another fence, with that one's."""
+def ways_out(variant: Variant, keep: Iterable[str] = (), more: int = 2) -> list[Way]:
+    """What leads out of a combination that means nothing, each way by itself; without touching some keys.
+
+    One of the fence's own ways, or, where each of them runs into another fence, with that one's.
+    """
+    fence = _broken(variant)
     single: list[Way] = []
     joined: list[Way] = []
-    for way in fence.ways(variant):
+    for way in () if fence is None else fence.ways(variant):
+        if set(way) & set(keep):
+            continue
         changed = _changed(variant, way)
-        other = _broken(changed)
-        if other is None:
+        if _broken(changed) is None:
             single.append(way)
         elif more:
-            joined += [{**way, **then} for then in _ways_out(changed, other, more - 1) if not set(then) & set(way)]
+            joined += [{**way, **then} for then in ways_out(changed, {*keep, *way}, more - 1)]
     return single or sorted(joined, key=len)
 
 
@@ -100,6 +99,10 @@ def _changed(variant: Variant, way: Way) -> Variant:
         part = replace(getattr(changed, axis), **{field: None if value == "none" else value}) if field else cls()
         object.__setattr__(changed, axis, part)
     return changed
+
+
+def _spelt(way: Way) -> str:
+    return ",".join(f"{key}={value}" for key, value in way.items())
 
 
 def _written(variant: Variant, key: str) -> str:
@@ -208,14 +211,14 @@ FENCES: tuple[Fence, ...] = (
         ("kl.placement",),
         lambda v: isinstance(v.credit, token_credit._EntropyCredit) and v.kl_in_reward,
         "tells right from wrong by the reward and shapes it by entropies, where a KL penalty has no place",
-        _fixed({"kl.placement": "loss"}),
+        _fixed({"kl.placement": "loss"}, {"credit": "outcome"}),
     ),
     Fence(
         "credit",
         ("kl.placement",),
         lambda v: isinstance(v.credit, credit.Decoupled) and v.kl_in_reward,
         "normalises each reward function by itself, and a KL penalty belongs to none of them",
-        _fixed({"kl.placement": "loss"}),
+        _fixed({"kl.placement": "loss"}, {"credit": "outcome"}),
     ),
     Fence(
         "credit",
@@ -229,21 +232,21 @@ FENCES: tuple[Fence, ...] = (
         ("baseline",),
         lambda v: isinstance(v.credit, credit.Decoupled) and isinstance(v.baseline, baseline.Greedy),
         "compares each reward function by itself, and greedy rewards are known as a total",
-        _fixed(*({"baseline": word} for word in _SAMPLED)),
+        _fixed(*({"baseline": word} for word in _SAMPLED), {"credit": "outcome"}),
     ),
     Fence(
         "credit",
         ("baseline",),
         lambda v: isinstance(v.credit, credit.Process) and not isinstance(v.baseline, _STEP_BASELINES),
         "normalises step rewards over the group's steps and takes baseline=group_mean, batch_mean or none",
-        _fixed({"baseline": "group_mean"}, {"baseline": "batch_mean"}, {"baseline": "none"}),
+        _fixed({"baseline": "group_mean"}, {"baseline": "batch_mean"}, {"baseline": "none"}, {"credit": "outcome"}),
     ),
     Fence(
         "credit",
         ("scale.over",),
         lambda v: isinstance(v.credit, credit.Process) and v.scale.per_token,
         "normalises over steps, where scale.over=tokens has no meaning",
-        _fixed({"scale.over": "responses"}),
+        _fixed({"scale.over": "responses"}, {"credit": "outcome"}),
     ),
     Fence(
         "credit",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Literal, Union
 
 from grpo_variants.catalogue import registered
 from grpo_variants.checks import unknown
 from grpo_variants.conventions import numerics
-from grpo_variants.fences import Meaningless, Way, propose, spelt
+from grpo_variants.fences import Meaningless
 from grpo_variants.variant import AXES, Variant
 
 PLAIN = ("singleton", "conventions")
@@ -80,38 +80,32 @@ def configure(variant: Variant, options: Mapping[str, Any]) -> Variant:
     Raises ValueError as `get` does.
     """
     try:
-        return _configured(variant, options)
-    except Meaningless as error:
-        ways = list(_possible(variant, options, error.ways))
-        raise ValueError(" ".join([error.complaint, *propose(ways)]) if ways else str(error)) from None
+        return applied(variant, options)
+    except (UnknownKey, Meaningless) as error:
+        from grpo_variants.advice import advised
+
+        raise ValueError(advised(variant, options, error)) from None
 
 
-def _possible(variant: Variant, options: Mapping[str, Any], ways: Iterable[Way]) -> Iterator[str]:
-    """Ways out that work together with the options, and without which of these where they work without only."""
-    for way in ways:
-        replaced = [key for key in options if "." in key and key not in way and key.partition(".")[0] in way]
-        for dropped in ([], replaced, [*replaced, *(key for key in options if key == "singleton")]):
-            kept = {key: value for key, value in options.items() if key not in dropped}
-            if works(variant, {**kept, **way}):
-                yield spelt(way) + (f" without {' and '.join(dropped)}" if dropped else "")
-                break
+class UnknownKey(ValueError):
+    """A key that is no axis, or a field that the part on its axis does not have; `what` says which."""
+
+    key: str = ""
+    what: str = ""
 
 
-def works(variant: Variant, options: Mapping[str, Any]) -> bool:
-    """Whether a variant takes these options."""
-    try:
-        _configured(variant, options)
-    except ValueError:
-        return False
-    return True
+def _unknown_key(key: str, word: str, what: str, known: Sequence[str], label: str) -> UnknownKey:
+    error = UnknownKey(unknown(what, word, known, label))
+    error.key, error.what = key, what
+    return error
 
 
-def _configured(variant: Variant, options: Mapping[str, Any]) -> Variant:
-    """A variant with options applied; raises Meaningless where its parts do not go together."""
+def applied(variant: Variant, options: Mapping[str, Any]) -> Variant:
+    """`configure` without advice: raises UnknownKey for a key, Meaningless for parts that do not go together."""
     choices = {key: value for key, value in options.items() if "." not in key}
     settings = {key: value for key, value in options.items() if "." in key}
     for axis, choice in choices.items():
-        _check_axis(variant.name, axis)
+        _check_axis(variant.name, axis, axis)
         _check_choices(variant.name, axis, str(choice))
     _check_words(variant, choices)
     drafts, words = _start(variant, choices)
@@ -136,16 +130,9 @@ def _start(variant: Variant, choices: Mapping[str, Any]) -> tuple[dict[str, list
     return drafts, words
 
 
-def _check_axis(name: str, axis: str) -> None:
+def _check_axis(name: str, axis: str, key: str) -> None:
     if axis not in AXES:
-        what, hint = f"{name}: unknown axis {axis!r}", _as_a_field(axis)
-        raise ValueError(f"{what}.{hint}" if hint else unknown(what, axis, AXES, "axes"))
-
-
-def _as_a_field(word: str) -> str:
-    """Where a word that is no axis is a field, as in `beta=0.1` for `kl.beta=0.1`; the empty string if nowhere."""
-    axes = [axis for axis, entry in AXES.items() if any(word in _fields_of(part) for part in entry.choices.values())]
-    return f" {word!r} is a field: write {' or '.join(f'{axis}.{word}' for axis in axes)}." if axes else ""
+        raise _unknown_key(key, axis, f"{name}: unknown axis {axis!r}", list(AXES), "axes")
 
 
 def _check_choices(name: str, axis: str, choice: str) -> None:
@@ -215,12 +202,15 @@ def _set_by(conventions: str, draft: _Draft, ratio: str) -> dict[str, object]:
 
 def _set_field(name: str, drafts: Mapping[str, list[_Draft]], key: str, value: Any) -> None:
     axis, _, field = key.partition(".")
-    _check_axis(name, axis)
+    _check_axis(name, axis, key)
     if axis in PLAIN:
         raise ValueError(f"{name}: {axis} has no fields; set {axis}={'|'.join(AXES[axis].choices)}.")
     candidates = list(_owners(drafts[axis], field))
-    if len(candidates) != 1:
-        raise ValueError(_field_error(name, axis, field, drafts[axis], len(candidates)))
+    if len(candidates) > 1:
+        raise ValueError(_ambiguous(name, axis, field, candidates))
+    if not candidates:
+        choice, own = "+".join(draft.choice for draft in drafts[axis]), [f for d in drafts[axis] for f in d.fields]
+        raise _unknown_key(key, field, f"{name}: {axis}={choice} has no field {field!r}", own, "its fields")
     field = field.rpartition(".")[2]
     draft = candidates[0]
     draft.values[field] = coerce(f"{name}: {key}", value, _hints(typing.cast(type, draft.cls))[field])
@@ -236,17 +226,10 @@ def _owners(parts: list[_Draft], field: str) -> Iterator[_Draft]:
             yield draft
 
 
-def _field_error(name: str, axis: str, field: str, parts: list[_Draft], found: int) -> str:
-    choice = "+".join(draft.choice for draft in parts)
-    if found > 1:
-        both = " or ".join(f"{axis}.{d.choice}.{field}" for d in parts if field in d.fields)
-        return f"{name}: {axis}.{field} could mean several parts of {axis}={choice}; write {both}."
-    own = [f for draft in parts for f in draft.fields]
-    elsewhere = [word for word, part in AXES[axis].choices.items() if field in _fields_of(part)]
-    text = unknown(f"{name}: {axis}={choice} has no field {field!r}", field, own, "its fields")
-    if elsewhere:
-        text += f" {field!r} belongs to {axis}={' or '.join(elsewhere)}: choose that first."
-    return text
+def _ambiguous(name: str, axis: str, field: str, owners: list[_Draft]) -> str:
+    choice = "+".join(draft.choice for draft in owners)
+    both = " or ".join(f"{axis}.{draft.choice}.{field}" for draft in owners)
+    return f"{name}: {axis}.{field} could mean several parts of {axis}={choice}; write {both}."
 
 
 def _build(name: str, axis: str, drafts: list[_Draft]) -> Any:
@@ -260,9 +243,9 @@ def _build(name: str, axis: str, drafts: list[_Draft]) -> Any:
     return parts[0]
 
 
-def _fields_of(part: object) -> Mapping[str, Any]:
+def fields_of(part: object) -> Mapping[str, Any]:
     """The fields of a choice, by name; none for a plain word or for no part."""
-    return _hints(part) if isinstance(part, type) else {}
+    return _hints(part) if isinstance(part, type) and is_dataclass(part) else {}
 
 
 @cache
@@ -321,6 +304,11 @@ def full_keys(variant: Variant, options: Mapping[str, str]) -> dict[str, str]:
 def spec_string(variant: Variant) -> str:
     """Canonical spec string: the name, then only what differs from the registered variant of that name."""
     base = registered(variant.name, default=Variant(name=variant.name))
+    return ",".join(filter(None, (variant.name, spelt(difference(base, variant)))))
+
+
+def difference(base: Variant, variant: Variant) -> dict[str, Any]:
+    """The options that make a variant of another one, by the keys of a spec string; choices first."""
     wanted, had = resolved_values(variant), resolved_values(base)
     choices = {axis: wanted[axis] for axis in AXES if wanted[axis] != had[axis]}
     start = _values_after(base, choices)
@@ -331,7 +319,7 @@ def spec_string(variant: Variant) -> str:
     elif start["singleton"] != wanted["singleton"]:
         choices["singleton"] = wanted["singleton"]
     settings = {key: value for key, value in wanted.items() if "." in key and value != start.get(key, MISSING)}
-    return ",".join([variant.name, *(f"{key}={_text(value)}" for key, value in (choices | settings).items())])
+    return choices | settings
 
 
 def _values_after(base: Variant, choices: Mapping[str, str]) -> dict[str, Any]:
@@ -342,6 +330,11 @@ def _values_after(base: Variant, choices: Mapping[str, str]) -> dict[str, Any]:
             prefix = f"{axis}.{draft.choice}" if len(parts) > 1 else axis
             values |= {f"{prefix}.{field}": value for field, value in draft.fields.items() if value is not MISSING}
     return values
+
+
+def spelt(options: Mapping[str, Any]) -> str:
+    """Options as a spec string has them."""
+    return ",".join(f"{key}={_text(value)}" for key, value in options.items())
 
 
 def _text(value: Any) -> str:

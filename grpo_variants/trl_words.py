@@ -19,7 +19,7 @@ from grpo_variants.correction import (
 )
 from grpo_variants.credit import Decoupled, Outcome
 from grpo_variants.filters import TopEntropy
-from grpo_variants.options import choice_name, configure
+from grpo_variants.options import choice_name, configure, spelt
 from grpo_variants.shaping import Mask
 from grpo_variants.surrogate import Cispo, Clip, Gmpo
 from grpo_variants.variant import Variant
@@ -88,17 +88,22 @@ def _delta(variant: Variant, value: float | None, given: Mapping[str, Any]) -> V
 def _clip(variant: Variant, flag: str, value: Any, kinds: tuple[type, ...]) -> Any:
     """The surrogate, which has TRL's clip bounds; raises FlagError for another kind."""
     if not isinstance(variant.surrogate, kinds):
+        from grpo_variants.advice import completed
+
+        clips = completed(variant, {}, {"surrogate": "clip"})
         raise FlagError(
             f"{flag}={value!r} has no effect: gv_{variant.name} has surrogate="
-            f"{choice_name('surrogate', variant.surrogate)}, which does not clip as TRL does. Remove it, set the "
-            "surrogate's own fields, or choose surrogate=clip."
+            f"{choice_name('surrogate', variant.surrogate)}, which does not clip as TRL does. Remove it, or set the "
+            f"surrogate's own fields{'' if clips is None else f', or choose {spelt(clips)}'}."
         )
     return variant.surrogate
 
 
 def _scale_rewards(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
     words = {"group": "group_std", "batch": "batch_std", "none": "none"}
-    return _same_or(variant, "scale", words[_word("scale_rewards", value, words, {True: "group", False: "none"})])
+    return _same_or(
+        variant, "scale", words[_word("scale_rewards", value, words, {True: "group", False: "none", None: "none"})]
+    )
 
 
 def _importance_sampling_level(variant: Variant, value: str, given: Mapping[str, Any]) -> Variant:

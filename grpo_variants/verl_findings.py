@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_variants import verl_words as words
-from grpo_variants.fences import Meaningless
+from grpo_variants.fences import Meaningless, ways_out
 from grpo_variants.names import PREFIX, is_prefixed
 from grpo_variants.options import read_options
 from grpo_variants.variant import AXES, End
@@ -77,7 +77,7 @@ class Finding:
 def between_ends(error: Meaningless, ends: Collection[End]) -> Finding:
     """Parts of the two ends that do not go together, and options that lead out; ends: those that take options."""
     fixes: list[Fix] = []
-    for way in error.ways:
+    for way in ways_out(error.variant):
         rule = {key: value for key, value in way.items() if "advantage" in AXES[key.partition(".")[0]].ends}
         objective = {key: value for key, value in way.items() if key not in rule}
         if ("advantage" in ends or not rule) and ("objective" in ends or not objective):

@@ -72,7 +72,7 @@ def axes_of(end: End) -> tuple[str, ...]:
 
 # ---- aggregation
 
-_AGGREGATIONS: Mapping[type, str] = {
+AGGREGATIONS: Mapping[type, str] = {
     aggregation.TokenMean: "token-mean",
     aggregation.PromptMean: "token-mean",
     aggregation.SequenceMean: "seq-mean-token-mean",
@@ -84,7 +84,7 @@ _AGGREGATIONS: Mapping[type, str] = {
 def aggregation_settings(variant: Variant) -> Settings:
     """How the host aggregates what it adds itself: the KL term and the entropy bonus."""
     rule = variant.aggregation
-    word = _AGGREGATIONS.get(type(rule))
+    word = AGGREGATIONS.get(type(rule))
     if word is None:
         return {}
     settings: Settings = {AGGREGATION: word}
@@ -99,7 +99,7 @@ def aggregation_settings(variant: Variant) -> Settings:
 def read_aggregation(get: Get) -> aggregation.Aggregation | None:
     """The aggregation of verl's own losses under a configuration; None for one that has no counterpart here."""
     word = get(AGGREGATION)
-    cls = next((cls for cls, host in _AGGREGATIONS.items() if host == word), None)
+    cls = next((cls for cls, host in AGGREGATIONS.items() if host == word), None)
     if cls is aggregation.Constant:
         return aggregation.Constant(length=get(SCALE_FACTOR))
     return None if cls is None else cls()

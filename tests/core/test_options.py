@@ -232,8 +232,8 @@ REFUSALS = {
     # Axes and choices
     "grpo,surogate=clip": ["grpo: unknown axis 'surogate'. Did you mean 'surrogate'? Axes: selection, transform,"],
     "grpo,surogate.high=1": ["grpo: unknown axis 'surogate'"],
-    "dapo,beta=0.1": ["dapo: unknown axis 'beta'. 'beta' is a field: write kl.beta."],
-    "dapo,low=0.1": ["dapo: unknown axis 'low'. 'low' is a field: write surrogate.low or correction.low."],
+    "dapo,beta=0.1": ["dapo: 'beta' is TRL's word; write kl=k3,kl.beta=0.1."],
+    "dapo,low=0.1": ["dapo: unknown axis 'low'. Write surrogate.low=0.1."],
     "grpo,kl=K3,kl.beta=0.1": ["grpo: kl='K3' is unknown. Did you mean 'k3'? Choices of kl: none, k1,"],
     "grpo,surrogate=clop": ["grpo: surrogate='clop' is unknown. Did you mean 'clip'? Choices of surrogate: reinforce,"],
     "grpo,kl=k1+k2": ["grpo: kl='k1+k2' is unknown; choices of kl: none, k1, k2, k3, abs."],
@@ -246,12 +246,10 @@ REFUSALS = {
     "grpo,surrogate.hihg=0.3": [
         "grpo: surrogate=clip has no field 'hihg'. Did you mean 'high'? Its fields: low, high, dual."
     ],
-    "rloo,surrogate.high=0.3": [
-        "rloo: surrogate=reinforce has no field 'high'; its fields: none.",
-        "'high' belongs to surrogate=clip",
-        "choose that first",
+    "rloo,surrogate.high=0.3": ["rloo: surrogate=reinforce has no field 'high'. Write surrogate=clip,ratio=token,"],
+    "rloo,kl.beta=0.1": [
+        "rloo: kl=none has no field 'beta'. Write kl=k3,kl.beta=0.1. 'beta' is a field of kl=k1, k2, k3, abs."
     ],
-    "rloo,kl.beta=0.1": ["rloo: kl=none has no field 'beta'", "'beta' belongs to kl=k1 or k2 or k3 or abs"],
     "grpo,surrogate.reinforce.high=1": ["grpo: surrogate=clip has no field 'reinforce.high'"],
     "grpo,singleton.zero=1": ["grpo: singleton has no fields; set singleton=zero|raw."],
     "grpo,conventions.trl=1": ["grpo: conventions has no fields; set conventions=paper|trl|verl."],
@@ -339,11 +337,11 @@ FENCED = {
     ),
     "gtpo_entropy,kl=k1,kl.beta=0.1,kl.placement=reward": (
         "gtpo_entropy: credit=entropy_tokens tells right from wrong by the reward and shapes it by entropies, where a "
-        "KL penalty has no place; got kl.placement=reward. Choose kl.placement=loss."
+        "KL penalty has no place; got kl.placement=reward. Choose kl.placement=loss, or credit=outcome."
     ),
     "gdpo,kl=k1,kl.beta=0.1,kl.placement=reward": (
         "gdpo: credit=decoupled normalises each reward function by itself, and a KL penalty belongs to none of them; "
-        "got kl.placement=reward. Choose kl.placement=loss."
+        "got kl.placement=reward. Choose kl.placement=loss, or credit=outcome."
     ),
     "gdpo,scale=batch_std,scale.of=centred,scale.over=tokens": (
         "gdpo: credit=decoupled normalises each reward function over responses, and whitens over tokens in its second "
@@ -351,7 +349,8 @@ FENCED = {
     ),
     "gdpo,baseline=greedy": (
         "gdpo: credit=decoupled compares each reward function by itself, and greedy rewards are known as a total; got "
-        "baseline=greedy. Choose baseline=group_mean, baseline=leave_one_out, baseline=batch_mean, or baseline=none."
+        "baseline=greedy. Choose baseline=group_mean, baseline=leave_one_out, baseline=batch_mean, baseline=none, or "
+        "credit=outcome."
     ),
     "grpo_process,transform=verdict": (
         "grpo_process: transform=verdict changes a response's reward as a whole and takes a credit that reads that; "
@@ -392,12 +391,12 @@ FENCED = {
     "topr,credit=process": "got credit=process. Choose credit=outcome.",
     "grpo_process,baseline=leave_one_out": (
         "grpo_process: credit=process normalises step rewards over the group's steps and takes baseline=group_mean, "
-        "batch_mean or none; got baseline=leave_one_out. Choose baseline=group_mean, baseline=batch_mean, or "
-        "baseline=none."
+        "batch_mean or none; got baseline=leave_one_out. Choose baseline=group_mean, baseline=batch_mean, "
+        "baseline=none, or credit=outcome."
     ),
     "grpo_process,scale=batch_std,scale.of=centred,scale.over=tokens": (
         "grpo_process: credit=process normalises over steps, where scale.over=tokens has no meaning; got "
-        "scale.over=tokens. Choose scale.over=responses."
+        "scale.over=tokens. Choose scale.over=responses, or credit=outcome."
     ),
     "grpo_process,kl.placement=reward": (
         "grpo_process: credit=process has rewards at step ends only, where a KL penalty a token has no place; got "

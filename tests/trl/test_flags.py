@@ -209,7 +209,7 @@ REFUSALS = {
         "gv_rloo",
         {"epsilon": 0.2},
         "epsilon=0.2 has no effect: gv_rloo has surrogate=reinforce, which does not clip as TRL does. "
-        "Remove it, set the surrogate's own fields, or choose surrogate=clip.",
+        "Remove it, or set the surrogate's own fields, or choose surrogate=clip,ratio=token.",
     ),
     "epsilon on a clip of another kind": (
         "gv_fipo",
