@@ -85,6 +85,19 @@ def test_two_processes_share_the_rollout_rules(tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_agree_on_what_is_missing_and_on_what_a_callback_sets(tmp_path):
+    """The second rank's first response is row 8 of all; its reward is said by the first rank, which has the log."""
+    first, second = ranks("trl_border_ranks.py", tmp_path)
+    assert [text.split(", prompt")[0] for text in first["warnings"]] == ["reward function varied gave inf for row 8"]
+    assert second["warnings"] == []
+    for found in (first, second):
+        assert found["finite"]
+        assert found["ranks"] == 0
+        assert found["scored"] == [15 / 16, 1]
+        assert found["history"] == ["kl", "kl.beta"]
+
+
+@pytest.mark.slow
 def test_one_process_goes_on_where_two_stopped(tmp_path):
     """The next prompts, each step counted exactly, whatever the new split of the eight responses a step."""
     spec = "gv_dapo,filter=none,overlong=keep"
