@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -93,6 +94,12 @@ class Card:
         if self.variant.contrib:
             lines.append(f"`{self.variant.name}` is in contrib: {UNCONFIRMED}. {self.variant.unconfirmed}")
         return "\n\n".join([*lines, *self.notes]) + "\n"
+
+    def bibtex(self) -> str:
+        """BibTeX entries of the papers that define the variant; the empty string where there is none."""
+        name, references = self.variant.name, self.variant.references
+        letters = string.ascii_lowercase if len(references) > 1 else ("",)
+        return "\n\n".join(r.bibtex(f"{name}{r.year}{letter}") for r, letter in zip(references, letters, strict=False))
 
     def opening(self) -> list[str]:
         """The start of a run in a few lines: the objective, and what of it was set otherwise than it is defined."""

@@ -182,6 +182,14 @@ class Reference:
         """Title, year and arXiv id."""
         return f"{self.title} ({self.year})" + (f", arXiv:{self.arxiv}" if self.arxiv else "")
 
+    def bibtex(self, key: str) -> str:
+        """BibTeX entry under a key, without authors."""
+        found = {"title": f"{{{self.title}}}", "year": str(self.year)}
+        if self.arxiv:
+            found |= {"eprint": self.arxiv, "archivePrefix": "arXiv", "url": f"https://arxiv.org/abs/{self.arxiv}"}
+        lines = [f"  {field:<13} = {{{value}}}," for field, value in found.items()]
+        return "\n".join([f"@misc{{{key},", *lines, "}"])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:

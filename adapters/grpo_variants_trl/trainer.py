@@ -31,6 +31,7 @@ from grpo_variants_trl.live import LiveSettings
 from grpo_variants_trl.lm_head import ChunkedHead
 from grpo_variants_trl.metrics import WindowMetrics
 from grpo_variants_trl.mismatch import check_reported, filled
+from grpo_variants_trl.model_card import name_base_model, paper, write_objective
 from grpo_variants_trl.moving_reference import MovingReference
 from grpo_variants_trl.overridden import LossReached, without_advantages
 from grpo_variants_trl.packing import choose_packing, pack
@@ -404,8 +405,16 @@ class VariantGRPOTrainer(GRPOTrainer):
             self.accelerator.print(f"warning: {checkpoint} was trained with another objective:\n  {lines}", flush=True)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card with the objective's paragraph."""
+        """TRL's model card with the variant's paper and the objective's paragraph."""
+        if self.variant is None:
+            super().create_model_card(*args, **kwargs)
+            return
+        self._name, self._paper = self.variant.name, paper(self.variant_card)
         super().create_model_card(*args, **kwargs)
-        readme = Path(self.args.output_dir) / "README.md"
-        if self.variant is not None and self.is_world_process_zero() and readme.exists():
-            readme.write_text(readme.read_text().rstrip() + "\n\n" + self.variant_card.paragraph())
+        if self.is_world_process_zero():
+            write_objective(self.args.output_dir, self.variant_card, getattr(self.model.config, "_name_or_path", None))
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.variant is not None:
+            name_base_model(output_dir or self.args.output_dir)

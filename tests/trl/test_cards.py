@@ -4,8 +4,12 @@ import json
 import re
 
 import pytest
+import tiny_model
 from grpo_variants_trl import VariantGRPOConfig
 from grpo_variants_trl.cards import make_card
+from grpo_variants_trl.model_card import name_of
+from huggingface_hub import ModelCard
+from peft import LoraConfig
 from trl_runs import make
 
 import grpo_variants as gv
@@ -45,6 +49,67 @@ def test_the_model_card_has_the_objective_once(tmp_path):
     assert text.count("## Objective") == 1
     assert text.startswith("---"), "TRL's own front matter must stay first"
     assert f"objective hash `{trainer.variant_card.hash}`" in text
+
+
+PAPERS = {
+    "gv_dapo": (
+        "trained with dapo, a method introduced in [DAPO: An Open-Source LLM Reinforcement Learning System at Scale]"
+        "(https://huggingface.co/papers/2503.14476)",
+        "@misc{dapo2025,\n"
+        "  title         = {{DAPO: An Open-Source LLM Reinforcement Learning System at Scale}},\n"
+        "  year          = {2025},\n"
+        "  eprint        = {2503.14476},\n"
+        "  archivePrefix = {arXiv},\n"
+        "  url           = {https://arxiv.org/abs/2503.14476},\n"
+        "}",
+    ),
+    # The second of two papers is on no arXiv.
+    "gv_rloo": ("(https://huggingface.co/papers/2402.14740)", "  year          = {2024},\n  eprint"),
+    "gv_reinforce": ("trained with reinforce.", "@misc{reinforce1992,\n  title         = {{Simple Statistical"),
+}
+
+
+@pytest.mark.parametrize("loss_type", PAPERS)
+def test_the_model_card_cites_the_variants_paper_and_no_other(tmp_path, loss_type):
+    trainer = make(tmp_path, loss_type)
+    trainer.create_model_card()
+    text = (tmp_path / "README.md").read_text()
+    introduced, entry = PAPERS[loss_type]
+    assert introduced in text
+    assert entry in text
+    assert f"Cite {loss_type.removeprefix('gv_')} as:" in text
+    assert "DeepSeekMath" not in text
+    assert "vonwerra2020trl" in text
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+def test_the_model_card_has_the_base_models_name_and_no_path(tmp_path, adapter):
+    """In the output folder and in every checkpoint, where PEFT writes the path of a local model."""
+    base = tmp_path / "private" / "My-Model"
+    tiny_model.model().save_pretrained(base)
+    lora = LoraConfig(r=2, target_modules="all-linear") if adapter else None
+    trainer = make(tmp_path / "out", "gv_rloo", model=str(base), peft_config=lora, **SAVING)
+    trainer.train()
+    trainer.save_model()
+    cards = list((tmp_path / "out").rglob("README.md"))
+    assert len(cards) == (3 if adapter else 1)
+    for path in cards:
+        assert "private" not in path.read_text()
+        assert ModelCard.load(path).data.base_model == "My-Model"
+    assert "a fine-tuned version of `My-Model`" in (tmp_path / "out" / "README.md").read_text()
+    if adapter:  # what loads the adapter has to find its base
+        config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == str(base)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("models/Qwen2.5-0.5B", "Qwen2.5-0.5B"), ("hub/models--Qwen--Qwen2.5-0.5B/snapshots/060db6", "Qwen/Qwen2.5-0.5B")],
+)
+def test_the_name_of_a_local_model(tmp_path, folder, name):
+    (tmp_path / folder).mkdir(parents=True)
+    assert name_of(str(tmp_path / folder)) == name
+    assert name_of("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
 
 
 def test_a_built_in_loss_type_writes_no_card(tmp_path, capsys):
