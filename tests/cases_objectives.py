@@ -30,6 +30,8 @@ FIELD_VALUES = {
     "surrogate.step": (0.05, 0.2),
     "surrogate.target": (0.3, 0.6),
     "surrogate.budget": (0.04, 0.1),
+    "surrogate.drops": ("by_sign", "both"),
+    "surrogate.penalty": (0.0, 0.5),
 }
 # Why a random spec string may be refused.
 REFUSALS = (
@@ -55,6 +57,11 @@ SPECS = (
     f"{PRODUCT},surrogate=topr,surrogate.ceiling=2",
     *(f"grpo,surrogate={s},surrogate.low=0.01,surrogate.high=0.02,surrogate.cap=1.1" for s in ("dppo_tv", "dppo_kl")),
     *(f"grpo,surrogate={s}" for s in ("dppo_tv", "dppo_kl")),
+    *(
+        f"grpo,surrogate={s},surrogate.low=0.02,surrogate.high=0.01,surrogate.drops=both,surrogate.penalty=0.3"
+        for s in ("dppo_tv", "dppo_kl")
+    ),
+    "prime_rl,surrogate.drops=both,surrogate.low=0.1,surrogate.high=0.1",
     "grpo,surrogate=quadratic,surrogate.range=0.4",
     "gspo,surrogate=quadratic",
     "grpo,surrogate=dro,surrogate.tau=2",
@@ -122,6 +129,8 @@ PAIRS = {
     "surrogate.step": (0.05, 0.2),
     "surrogate.target": (0.3, 0.6),
     "surrogate.budget": (0.01, 0.1),
+    "surrogate.drops": ("by_sign", "both"),
+    "surrogate.penalty": (0.0, 0.5),
 }
 # Two values for one choice only, where the others' are too far apart or too close for it.
 PAIRS_OF_CHOICE = {

@@ -205,6 +205,25 @@ CASES: dict[str, Case] = {
         loss=(-1.5 * (1.1 * ln(0.55) + 25 * ln(0.05)) + ln(0.6)) / 10,
         gradient=[[0, -0.165, -3.75], [0, _, 0.1]],
     ),
+    "prime_rl": Case(
+        **CENTRED,
+        # As dppo_tv, and 0.001 d^2 at every token, the dropped ones too: d = ln 4, ln 1.1, ln 25 | ln(2/7), ln 2.
+        # L = (-1.5 (1.1 ln 0.55 + 25 ln 0.05) + ln 0.6 + 0.001 * their squares) / 5 tokens. The penalty's gradient is
+        # 0.002 d.
+        policy=[[0.4, 0.55, 0.05], [0.1, _, 0.6]],
+        rollout=[[0.1, 0.5, 0.002], [0.35, _, 0.3]],
+        given=[1.5, -0.5],
+        loss=(
+            -1.5 * (1.1 * ln(0.55) + 25 * ln(0.05))
+            + ln(0.6)
+            + 0.001 * (ln(4) ** 2 + ln(1.1) ** 2 + ln(25) ** 2 + ln(2 / 7) ** 2 + ln(2) ** 2)
+        )
+        / 5,
+        gradient=[
+            [0.002 * ln(4) / 5, (-1.65 + 0.002 * ln(1.1)) / 5, (-37.5 + 0.002 * ln(25)) / 5],
+            [0.002 * ln(2 / 7) / 5, _, (1 + 0.002 * ln(2)) / 5],
+        ],
+    ),
     "dppo_kl": Case(
         **CENTRED,
         # q ln(q/p) + (1-q) ln((1-q)/(1-p)):

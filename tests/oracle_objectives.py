@@ -87,9 +87,12 @@ def trust_region(distance):
     def rule(values, x):
         p, q = math.exp(stop(x.lp)), math.exp(stop(x.lp) - stop(x.d))
         moved, cap = distance(p, q, -stop(x.d)), values["surrogate.cap"]
-        low, high = x.a < 0 and moved < -values["surrogate.low"], x.a > 0 and moved > values["surrogate.high"]
+        any_sign = values["surrogate.drops"] == "both"
+        low = moved < -values["surrogate.low"] and (any_sign or x.a < 0)
+        high = moved > values["surrogate.high"] and (any_sign or x.a > 0)
         weight = x.ratio.real if cap is None else min(x.ratio.real, cap)
-        return Loss(0.0 if low or high else -weight * x.a * x.lp, low, high)
+        paid = values["surrogate.penalty"] * x.d**2
+        return Loss(paid if low or high else paid - weight * x.a * x.lp, low, high)
 
     return rule
 

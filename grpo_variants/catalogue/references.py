@@ -134,3 +134,4 @@ XU_PMD = Reference(
     "2602.05933",
 )
 XIONG = Reference("A Minimalist Approach to LLM Reasoning: from Rejection Sampling to Reinforce", 2025, "2504.11343")
+KIMI_K25 = Reference("Kimi K2.5: Visual Agentic Intelligence", 2026, "2602.02276")

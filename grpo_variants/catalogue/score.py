@@ -194,4 +194,38 @@ SCORE: tuple[Variant, ...] = (
         ),
         note=_DPPO_NOTE,
     ),
+    replace(
+        GRPO,
+        name="prime_rl",
+        scale=NoScale(),
+        ratio=TokenRatio(anchor="rollout"),
+        surrogate=DppoTv(penalty=1e-3),
+        aggregation=TokenMean(),
+        summary="The default of prime-rl: DPPO's trust region, and a penalty on each token's log ratio to the engine.",
+        formula=(
+            r"A_i = r_i - \operatorname{mean}_g r,\quad L = \frac{1}{\sum_i l_i}\sum_{i,t} \big[-k_{it} "
+            r"\operatorname{sg}[\rho_{it}] A_i \log\pi(y_{it}) + 10^{-3} (\log\rho_{it})^2\big],\quad \rho_{it} = "
+            r"\frac{\pi(y_{it})}{\mu(y_{it})},\quad "
+            r"k_{it} = 0 \text{ if } A_i > 0, \pi - \mu > 0.2 \text{ or } A_i < 0, \pi - \mu < -0.2"
+        ),
+        confirmed=(
+            "PrimeIntellect-ai/prime-rl at 559b4477: `default_loss_fn` in src/prime_rl/trainer/rl/loss.py, lines 109 "
+            "to 161, the sum over the step's tokens there, lines 285 to 394; 0.2, 0.2 and 1e-3 in "
+            "packages/prime-rl-configs/src/prime_rl/configs/trainer.py, lines 494 to 506; the centred reward in "
+            "src/prime_rl/orchestrator/algo/grpo.py."
+        ),
+        references=(papers.QI_DPPO, papers.KIMI_K25),
+        hosts=(
+            ("trl", "no counterpart: no trust region in probabilities"),
+            ("verl", "no counterpart: loss dppo_tv has no penalty on the log ratio to the engine"),
+        ),
+        note=(
+            "The authors' loss is the ratio times A, with the gradient of sg[ratio] A log pi, which is written here: "
+            "the same gradient, another value. Their loss type ipo drops a token that has moved by more than 0.1 "
+            "either way: `prime_rl,surrogate.drops=both,surrogate.low=0.1,surrogate.high=0.1`. docs/algorithms.md of "
+            "that repository shows the minimum of the ratio and a cap; the code has no cap. Nor does it bound the log "
+            "ratio, which is clamped at 20 here. The penalty is Kimi K2.5's form, whose coefficients are not "
+            "published."
+        ),
+    ),
 )

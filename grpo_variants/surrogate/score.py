@@ -6,12 +6,12 @@ The weight never carries a gradient, so a token whose weight is capped still lea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from grpo_variants.checks import check_number
+from grpo_variants.checks import check_choice, check_number
 from grpo_variants.inputs import Counts, Tokens
 from grpo_variants.ratio import Ratio, SequenceProduct, TokenRatio
 from grpo_variants.surrogate.base import Surrogate, Term
@@ -131,11 +131,15 @@ class _Dppo(Surrogate):
     """A token counts while its probability has not moved too far the way its advantage pushes.
 
     low, high: how far it may have fallen with A < 0, and risen with A > 0. cap: the largest importance weight, or none.
+    drops: `by_sign`, or `both` where a move past either bound drops a token whatever the sign of A. penalty: factor of
+    the squared log ratio, which every token pays, a dropped one too.
     """
 
     low: float
     high: float
     cap: float | None = None
+    drops: Literal["by_sign", "both"] = "by_sign"
+    penalty: float = 0.0
     ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
 
     def __post_init__(self) -> None:
@@ -143,6 +147,8 @@ class _Dppo(Surrogate):
         check_number("surrogate.low", self.low, at_least=0)
         check_number("surrogate.high", self.high, at_least=0)
         check_number("surrogate.cap", self.cap, above=0, optional=True)
+        check_choice("surrogate.drops", self.drops, ("by_sign", "both"))
+        check_number("surrogate.penalty", self.penalty, at_least=0)
 
     @staticmethod
     def divergence(log_ratio: Tensor, logp: Tensor) -> Tensor:
@@ -150,14 +156,15 @@ class _Dppo(Surrogate):
         raise NotImplementedError
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
-        """Loss [B, T] and which tokens were dropped, by the sign of A."""
+        """Loss [B, T] and which tokens were dropped, for having fallen and for having risen."""
         moved = self.divergence(log_ratio.detach(), x.logp.detach())
-        high = (x.advantages > 0) & (moved > self.high)
-        low = (x.advantages < 0) & (moved < -self.low)
+        low, high = moved < -self.low, moved > self.high
+        if self.drops == "by_sign":
+            low, high = low & (x.advantages < 0), high & (x.advantages > 0)
         weight = log_ratio.detach().exp()
         weight = weight if self.cap is None else weight.clamp(max=self.cap)
         loss = torch.where(low | high, torch.zeros_like(weight), -weight * x.advantages * x.logp)
-        return Term(loss, low, high)
+        return Term(loss + self.penalty * log_ratio.square() if self.penalty else loss, low, high)
 
 
 @dataclass(frozen=True, kw_only=True)

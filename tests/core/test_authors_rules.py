@@ -6,6 +6,7 @@ signs.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -83,13 +84,28 @@ def opmd(batch: list[Response]) -> Tensor:
     return total / len(batch)
 
 
+def prime_rl(batch: list[Response], *, ipo: bool = False) -> Tensor:
+    """PrimeIntellect-ai/prime-rl, loss.py: the ratio itself has the gradient, all of the step's tokens pay."""
+    total = 0.0
+    for r in batch:
+        moved = r.lp.detach().exp() - r.mu.exp()
+        outside = moved.abs() > 0.1 if ipo else moved > 0.2 if r.a > 0 else moved < -0.2
+        gain = torch.where(outside, 0.0, r.a * (r.lp - r.mu).exp())
+        total = total + (1e-3 * (r.lp - r.mu) ** 2 - gain).sum()
+    return total / sum(r.length for r in batch)
+
+
 Rule = Callable[[list[Response]], Tensor]
 # Losses by the spec that runs them: value and gradient are the authors', or the gradient alone.
 LOSSES: dict[str, Rule] = {
     "glm5": glm5,
     "raft_pp": raft_pp,
 }
-GRADIENTS: dict[str, Rule] = {"pmd_mean": opmd}
+GRADIENTS: dict[str, Rule] = {
+    "pmd_mean": opmd,
+    "prime_rl": prime_rl,
+    "prime_rl,surrogate.drops=both,surrogate.low=0.1,surrogate.high=0.1": partial(prime_rl, ipo=True),
+}
 
 
 def leave_one_out(rewards: list[float]) -> list[float]:
@@ -100,6 +116,7 @@ def leave_one_out(rewards: list[float]) -> list[float]:
 # Advantages of one group, by the spec that runs them.
 ADVANTAGES: dict[str, Callable[[list[float]], list[float]]] = {
     "pmd_mean": leave_one_out,
+    "prime_rl": lambda rewards: [r - sum(rewards) / len(rewards) for r in rewards],
     "raft_pp": lambda rewards: [max(r, 0.0) for r in rewards],
 }
 GROUPS = ([1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0, 1.0, 1.0, 0.0])

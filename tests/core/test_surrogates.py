@@ -167,7 +167,7 @@ def test_statistics_that_are_handed_in_are_used(name):
 
 def test_a_weight_may_move_into_the_advantages_only_where_the_loss_scales_with_them():
     scales = {n for n in gv.names() if homogeneous(gv.get(n))}
-    assert {"clip_cov", "kl_cov", "bapo", "m2po", "kimi_k15"}.isdisjoint(scales)
+    assert {"clip_cov", "kl_cov", "bapo", "m2po", "kimi_k15", "pmd_mean", "prime_rl"}.isdisjoint(scales)
     assert {"cispo", "sapo", "gmpo", "vespo", "topr", "dppo_tv", "aspo", "ce_gppo", "fipo", "dcpo"} <= scales
 
 
