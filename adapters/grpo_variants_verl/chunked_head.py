@@ -5,11 +5,18 @@ head's weight and the labels to one autograd function. `GRPO_VARIANTS_MODULES=gr
 this in every process, Ray workers included. It is not the default, since it was measured on CPUs only. Not done: verl
 scores prompts and responses alike and computes the loss later, so nothing is left out of the forward pass and no
 gradient is foreseen; the backward pass leaves out what has no gradient, the prompts among it.
+
+A head that is not tied to the embedding is sharded by itself under FSDP2, and nothing has gathered it when it gets
+here: it is gathered, and its gradient averaged over the ranks, as FSDP2 would. verl's own function fails with it.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial
 from verl.utils.experimental import torch_functional as host
 
 from grpo_variants.fast.lm_head import LMHead, dtype_of_products
@@ -25,8 +32,27 @@ class ChunkedLinearForPPO:
         hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0, chunk_size: int = 512
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities in float32 and entropies in the dtype of the products, shaped as the targets."""
+        if isinstance(weight, DTensor):
+            weight = _Gathered.apply(weight, hidden.dtype)
         out = LMHead(weight=weight, temperature=float(temperature), chunk=chunk_size)(hidden, targets)
         return out.logp, out.entropy.to(dtype_of_products(hidden))
+
+
+class _Gathered(torch.autograd.Function):
+    """A sharded parameter as a plain tensor on every rank, in the dtype of the products."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: DTensor, dtype: torch.dtype) -> Tensor:
+        ctx.sharded = weight
+        return weight.to(dtype).full_tensor()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[DTensor, None]:
+        """Each rank has the gradient of its own responses; FSDP2 shards their mean, added up in float32."""
+        weight = ctx.sharded
+        mesh = weight.device_mesh
+        own = DTensor.from_local(gradient.float() / mesh.size(), mesh, [Partial()] * mesh.ndim, run_check=False)
+        return own.redistribute(placements=weight.placements).to(weight.dtype), None
 
 
 def replace() -> None:

@@ -22,11 +22,29 @@ def model(tmp_path_factory):
     return str(folder)
 
 
-def run(model, out, lora_rank, launcher=(), **extra):
+def start(model, out, lora_rank, *flags, launcher=(), **extra):
     command = [sys.executable, "-W", "ignore", *launcher, "-m", "verl_cpu.train", model, str(out), str(lora_rank)]
-    done = subprocess.run(command, env=verl_cpu.environment(**extra), capture_output=True, text=True, timeout=300)
+    environment = verl_cpu.environment(**extra)
+    return subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, timeout=300)
+
+
+def run(model, out, lora_rank, *flags, **extra):
+    done = start(model, out, lora_rank, *flags, **extra)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(out, weights_only=False)
+
+
+def two_ranks(free_port):
+    return ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+
+
+def assert_equal_to_the_core(results):
+    for name in VARIANTS:
+        engine, core = results[name]["engine"], results[name]["core"]
+        assert engine["loss"] == pytest.approx(core["loss"], rel=1e-5, abs=1e-6)
+        assert engine["gradients"].keys() == core["gradients"].keys()
+        for key, gradient in engine["gradients"].items():
+            assert_close(gradient, core["gradients"][key], rtol=2e-4, atol=2e-6)
 
 
 @pytest.fixture(scope="module", params=[0, 4], ids=["full", "lora"])
@@ -67,10 +85,23 @@ def test_the_hosts_metrics_are_there(results, metric):
 
 def test_two_ranks_equal_one(model, tmp_path, free_port):
     """Half of the responses on each rank; verl averages gradients over ranks, the loss multiplies by dp_size."""
-    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
-    results = run(model, tmp_path / "two.pt", 0, launcher=torchrun)
-    for name in VARIANTS:
-        engine, core = results[name]["engine"], results[name]["core"]
-        assert engine["loss"] == pytest.approx(core["loss"], rel=1e-5, abs=1e-6)
-        for key, gradient in engine["gradients"].items():
-            assert_close(gradient, core["gradients"][key], rtol=2e-4, atol=2e-6)
+    assert_equal_to_the_core(run(model, tmp_path / "two.pt", 0, launcher=two_ranks(free_port)))
+
+
+CHUNKED = {"GRPO_VARIANTS_MODULES": "grpo_variants_verl.chunked_head"}
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_the_chunked_head_gathers_a_head_that_is_sharded(model, tmp_path, free_port, lora_rank):
+    """verl's fused kernels on two ranks, and a head that is not the embedding: FSDP2 shards it by itself."""
+    results = run(model, tmp_path / "fused.pt", lora_rank, "fused", launcher=two_ranks(free_port), **CHUNKED)
+    assert_equal_to_the_core(results)
+    head = results["rloo"]["engine"]["gradients"].get("lm_head.weight")
+    assert head is None if lora_rank else head.abs().max() > 1e-3
+
+
+def test_verls_own_fused_kernels_fail_with_such_a_head(model, tmp_path, free_port):
+    """Where this passes no more, docs/verl.md says too much."""
+    done = start(model, tmp_path / "none.pt", 0, "fused", **ALONE, MASTER_PORT=str(free_port()))
+    assert done.returncode != 0
+    assert "got mixed torch.Tensor and DTensor" in done.stderr

@@ -1,6 +1,6 @@
 """verl's FSDP2 engine on one mini-batch a variant, beside the core on a plain model of the same weights.
 
-`python -m verl_cpu.train MODEL OUT LORA_RANK`, alone or under torchrun: writes what each variant gave to OUT.
+`python -m verl_cpu.train MODEL OUT LORA_RANK [fused]`, alone or under torchrun: writes what each variant gave to OUT.
 """
 
 import os
@@ -13,7 +13,7 @@ import torch
 from grpo_variants_verl import VariantPolicyLossConfig
 from grpo_variants_verl.estimator import Estimator
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
@@ -84,9 +84,11 @@ def actor_config(name):
     )
 
 
-def worker(model_path, lora_rank):
+def worker(model_path, lora_rank, fused):
     """verl's training worker with its FSDP2 engine; a learning rate that shows and no gradient clipping."""
     model = HFModelConfig(
+        use_fused_kernels=fused,
+        fused_kernel_options={"impl_backend": "torch"},
         path=model_path,
         use_remove_padding=False,
         lora_rank=lora_rank,
@@ -116,9 +118,14 @@ def worker(model_path, lora_rank):
     return made
 
 
+# verl's fused kernels replace it in the class, for every model of the process.
+FORWARD = Qwen2ForCausalLM.forward
+
+
 def plain_model(model_path, lora_rank, weights):
     """A transformers model with the engine's weights, for the core."""
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation="sdpa")
+    model.forward = partial(FORWARD, model)
     if lora_rank:
         model = get_peft_model(model, LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear"))
     found = model.load_state_dict(weights, strict=False)
@@ -220,10 +227,10 @@ def step(name, made, rows, inputs, per_token):
     return {"loss": metrics["loss"], "gradients": gradients, "moved": moved, "metrics": metrics}
 
 
-def main(model_path, out, lora_rank):
+def main(model_path, out, lora_rank, fused):
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    made = worker(model_path, lora_rank)
+    made = worker(model_path, lora_rank, fused)
     stir(made.engine)
     weights = {key: full(value) for key, value in made.engine.module.state_dict().items()}
     model = plain_model(model_path, lora_rank, weights)
@@ -246,4 +253,4 @@ def main(model_path, out, lora_rank):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), "fused" in sys.argv[4:])
