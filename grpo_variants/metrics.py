@@ -18,11 +18,14 @@ class Loss:
 
     metrics: 0-d, additive: the sum over the micro-batches and ranks of a step is the step's value.
     extrema: 0-d smallest and largest values, to be combined by minimum and maximum; infinite for an empty mask.
+    per_response: names of the metrics that are means over responses with a token; the others are means over tokens, but
+    for `policy_loss`, which is the sum that the loss is.
     """
 
     loss: Tensor
     metrics: Mapping[str, Tensor]
     extrema: Mapping[str, Tensor]
+    per_response: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,21 @@ RANGES: Mapping[str, str] = {"ratio/mean": "ratio", "correction/mean": "correcti
 
 def metrics(x: Tokens, counts: Counts, parts: Parts) -> dict[str, Tensor]:
     """Each share of the step: 0-d."""
-    shares, term = parts.shares(x.entropy), parts.term
+    return {
+        name: _share(value.to(parts.ratio.dtype), x.mask, counts) for name, value in _shares(parts, x.entropy).items()
+    }
+
+
+def per_response(x: Tokens, parts: Parts) -> frozenset[str]:
+    """Names of the metrics that are shares of the responses."""
+    return frozenset(name for name, value in _shares(parts, x.entropy).items() if _of_rows(value, x.mask))
+
+
+def _shares(parts: Parts, entropy: Tensor | None) -> dict[str, Tensor]:
+    shares, term = parts.shares(entropy), parts.term
     if term.clip_low is not None and term.clip_high is not None:
         shares["clip/region"] = term.clip_low | term.clip_high
-    return {name: _share(value.to(parts.ratio.dtype), x.mask, counts) for name, value in shares.items()}
+    return shares
 
 
 def divisors(counts: Counts) -> dict[str, Number]:
@@ -71,9 +85,13 @@ def divisors(counts: Counts) -> dict[str, Number]:
 
 
 def _share(value: Tensor, mask: Tensor, counts: Counts) -> Tensor:
-    if value.shape[1] == 1 != mask.shape[1]:
+    if _of_rows(value, mask):
         return select(mask.any(1, keepdim=True), value).sum() / divisors(counts)["rows"]
     return select(mask, value).sum() / divisors(counts)["tokens"]
+
+
+def _of_rows(value: Tensor, mask: Tensor) -> bool:
+    return value.shape[1] == 1 != mask.shape[1]
 
 
 def extrema(mask: Tensor, parts: Parts) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from grpo_variants.aggregation import weights_of_rows
 from grpo_variants.correction import combined, truncated
 from grpo_variants.inputs import Counts, Tokens, read_tokens
 from grpo_variants.masked import select
-from grpo_variants.metrics import Loss, Parts, extrema, metrics
+from grpo_variants.metrics import Loss, Parts, extrema, metrics, per_response
 from grpo_variants.variant import Variant
 
 
@@ -35,7 +35,7 @@ def plain_loss(variant: Variant, x: Tokens, counts: Counts | None, generator: to
     with torch.no_grad():
         parts = Parts(term, log_ratio.exp(), keep, weight, truncated(variant.correction, x), kl)
         named = {"policy_loss": _reduce(rows, x.mask, policy), **metrics(x, step, parts)}
-        return Loss(loss, named, extrema(x.mask, parts))
+        return Loss(loss, named, extrema(x.mask, parts), per_response(x, parts))
 
 
 def step_of(counts: Counts | None, x: Tokens, variant: Variant) -> Counts:

@@ -27,16 +27,17 @@ def moved(folder, skip):
     )
     start = weights(trainer)
     trainer.train()
-    return weights(trainer) - start, logged(trainer, "gv/scored_responses")
+    return weights(trainer) - start, trainer
 
 
 if __name__ == "__main__":
     dense, _ = moved(sys.argv[1], False)
-    packed, scored = moved(sys.argv[1], None)
+    packed, trainer = moved(sys.argv[1], None)
     result = {
         "difference": (packed - dense).abs().max().item(),
         "moved": dense.abs().max().item(),
         "ranks": max((part - packed).abs().max().item() for part in everywhere(packed)),
-        "scored": scored,
+        "scored": logged(trainer, "gv/scored_responses"),
+        "ratios": [logged(trainer, f"gv/ratio/{name}") for name in ("min", "mean", "max")],
     }
     leave(sys.argv[1], result)

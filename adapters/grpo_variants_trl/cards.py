@@ -14,7 +14,7 @@ from grpo_variants.shaping import Penalty
 from grpo_variants.variant import Variant
 from grpo_variants_trl.decoding import decoding_note
 from grpo_variants_trl.flags import Choice
-from grpo_variants_trl.windows import needs_whole_window, spans_generations
+from grpo_variants_trl.windows import has_entropy_bonus, needs_whole_window, spans_generations
 
 _ADAPTIVE_ENTROPY = (
     "use_adaptive_entropy",
@@ -56,7 +56,7 @@ def _reads_length(variant: Variant) -> bool:
 
 def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
     spans = spans_generations(args.gradient_accumulation_steps, args.steps_per_generation, args.num_iterations)
-    return spans and needs_whole_window(choice.variant)
+    return spans and needs_whole_window(choice.variant, entropy_bonus=has_entropy_bonus(args))
 
 
 def _notes(choice: Choice, args: GRPOConfig, engine: bool) -> list[str]:

@@ -15,9 +15,9 @@ from grpo_variants_trl.windows import Window
 class EntropyBonus:
     r"""\(-c\, H\), H the mean entropy of the step's loss tokens (those that a token filter keeps).
 
-    TRL takes the mean of each micro-batch; over the step's count it does not depend on the split. With a token filter
-    the kept tokens of a step are known too late, and the mean is that of the micro-batch, as in TRL. The adaptive
-    controller (Skywork-OR1, arXiv 2505.22312) moves TRL's own coefficient, which TRL saves and loads.
+    TRL takes the mean of each micro-batch; over the step's count it does not depend on the split. Where that count is
+    known too late (a token filter, a step over two generations) the mean is that of the micro-batch, as in TRL. The
+    adaptive controller (Skywork-OR1, arXiv 2505.22312) moves TRL's own coefficient, which TRL saves and loads.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -27,9 +27,10 @@ class EntropyBonus:
     def __call__(self, entropy: Tensor, x: Tokens, window: Window) -> Tensor:
         """The term to add to a micro-batch's loss."""
         trainer = self.trainer
-        mask = x.mask if x.keep is None else x.mask & x.keep
+        keep = trainer.variant.tokens(x, window.counts)
+        mask = x.mask if keep is None else x.mask & keep
         total = torch.where(mask, entropy, torch.zeros_like(entropy)).sum()
-        if x.keep is None:
+        if keep is None and window.exact:
             mean = total * window.counts.grad_average / at_least_one(window.counts.tokens)
         else:
             accumulated = trainer.current_gradient_accumulation_steps if trainer.model.training else 1
@@ -61,9 +62,11 @@ class EntropyBonus:
         """Move the coefficient by one step towards the target entropy."""
         trainer, args = self.trainer, self.trainer.args
         total, count = trainer.accelerator.reduce(trainer._entropy_window_stats, reduction="sum").tolist()
-        entropy = total / max(count, 1.0)
+        trainer._entropy_window_stats = None
+        if count == 0:  # a step without a token says nothing about the entropy
+            return
+        entropy = total / count
         step = args.entropy_coef_delta if entropy <= args.entropy_target else -args.entropy_coef_delta
         moved = trainer.entropy_coef + step
         bounded = min(moved, args.entropy_coef_max) if step > 0 else max(moved, args.entropy_coef_min)
         trainer.entropy_coef, trainer._last_world_entropy = bounded, entropy
-        trainer._entropy_window_stats = None

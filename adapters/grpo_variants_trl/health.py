@@ -41,14 +41,16 @@ class HealthWatch(TrainerCallback):
             self._rollout["overlong"] = log["completions/clipped_ratio"][-1]
 
     def loss(self, found: dict[str, float], loss_tokens: float, on_policy: bool) -> None:
-        """Take in an optimizer step: its metrics by the core's names, and how many tokens count in its loss."""
+        """Take in an optimizer step: its metrics by the core's names, and how many tokens count in its loss.
+
+        Metrics that are means over no token are not in `found`.
+        """
         cuts = [found[name] for name in ("correction/zero", "correction/truncated") if name in found]
         self._step = {
             "loss_tokens": loss_tokens,
-            # Means over no token say nothing.
-            "clipped": found.get("clip/region") if loss_tokens else None,
-            "ratio": found.get("ratio/mean") if loss_tokens else None,
-            "cut_weights": max(cuts, default=None) if loss_tokens else None,
+            "clipped": found.get("clip/region"),
+            "ratio": found.get("ratio/mean"),
+            "cut_weights": max(cuts, default=None),
             "on_policy": on_policy,
         }
 

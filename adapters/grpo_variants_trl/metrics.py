@@ -30,7 +30,8 @@ NAMES: Mapping[str, str] = {
     "clip/region": "clip_ratio/region_mean",
 }
 
-_TOKENS = "tokens"
+# The ratio of TRL's own correction, which a variant's loss does not read; the variant's is under gv/correction.
+_TRLS_CORRECTION = tuple(f"sampling/importance_sampling_ratio/{name}" for name in ("min", "mean", "max"))
 
 
 class WindowMetrics:
@@ -45,7 +46,7 @@ class WindowMetrics:
 
     def forget(self) -> None:
         """Begin an optimizer step anew."""
-        self._sums: dict[str, Tensor] = {}
+        self._parts: list[Mapping[str, Tensor]] = []
         self._apart: dict[str, Tensor] = {}
         self._extrema: dict[str, Tensor] = {}
 
@@ -60,10 +61,10 @@ class WindowMetrics:
 
     def loss(self, out: Loss, window: Window) -> None:
         """Take in a micro-batch; the window's last one closes the optimizer step (or the evaluation batch)."""
-        _add(self._sums, out.metrics)
+        self._parts.append(out.metrics)
         self._widen(out.extrema)
         if window.left == 0:
-            self._flush(window)
+            self._flush(window, out.per_response)
 
     def mismatch(self, reported: Tensor | None, x: Tokens) -> None:
         """Take in how far a micro-batch's log-probabilities [B, T] are from those that the engine reported, if any."""
@@ -77,24 +78,29 @@ class WindowMetrics:
             join = torch.minimum if name.endswith("/min") else torch.maximum
             self._extrema[name] = join(self._extrema[name], value) if name in self._extrema else value
 
-    def _flush(self, window: Window) -> None:
+    def _flush(self, window: Window, per_response: frozenset[str]) -> None:
         accelerator = self.trainer.accelerator
-        added, names = {**self._sums, **self._apart}, list(self._extrema)
+        added, names = {**window.joined(self._parts, per_response), **self._apart}, list(self._extrema)
         # A minimum is the negative of a maximum, so one gather serves both ends.
         sign = torch.tensor([-1.0 if name.endswith("/min") else 1.0 for name in names], device=accelerator.device)
-        tokens = torch.as_tensor(window.counts.tokens, device=accelerator.device)  # of every rank already
-        packed = torch.stack([v.float() for v in (*added.values(), *self._extrema.values(), tokens)])
+        packed = torch.stack([v.float() for v in (*added.values(), *self._extrema.values())])
         ranks = accelerator.gather(packed.unsqueeze(0))
-        widest = (ranks[:, len(added) : -1] * sign).amax(0) * sign
+        widest = (ranks[:, len(added) :] * sign).amax(0) * sign
         total = dict(zip(added, ranks[:, : len(added)].sum(0), strict=True))
-        apart = mismatch_report({name: total.pop(name) for name in self._apart}) if self._apart else {}
-        found = {**total, **apart, **dict(zip(names, widest, strict=True)), _TOKENS: ranks[0, -1]}
-        read = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
-        loss_tokens = read.pop(_TOKENS)
+        sums = {name: total.pop(name) for name in self._apart}
+        found = {**total, **(mismatch_report(sums) if sums else {}), **dict(zip(names, widest, strict=True))}
+        counted = [window.tokens().to(packed), sums["tokens"] if sums else packed.new_zeros(())]
+        *values, tokens, reported = torch.stack([*found.values(), *counted]).tolist()
+        # A mean or an extreme of nothing is no number, and a step without tokens must not count in a mean of steps.
+        read = {
+            name: value
+            for name, value in zip(found, values, strict=True)
+            if name == "policy_loss" or (reported if name.startswith("mismatch/") else tokens)
+        }
         for name, value in read.items():
             self._log[NAMES.get(name, f"gv/{name}")].append(value)
         if self.health is not None and self.trainer.model.training:
-            self.health.loss(read, loss_tokens, window.on_policy)
+            self.health.loss(read, tokens, window.on_policy)
         self.forget()
 
     def rollout(self, seen: Gathered, advantages: Tensor, greedy: GreedyPass | None) -> None:
@@ -102,6 +108,8 @@ class WindowMetrics:
         trainer, log = self.trainer, self._log
         rewards = total_rewards(trainer, seen.rewards)
         with_signal, valid = keep_groups(rewards, seen.groups), ~rewards.isnan()
+        for name in _TRLS_CORRECTION:
+            log.pop(name, None)
         shown = advantages if advantages.dim() == 1 else _row_mean(advantages, seen)
         # One transfer from the device for all of them.
         shares = [with_signal.float().mean(), valid.float().mean(), advantages.abs().max().float()]

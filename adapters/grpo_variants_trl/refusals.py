@@ -20,7 +20,7 @@ from grpo_variants.variant import Variant
 from grpo_variants_trl.decoding import decoding_refusals
 from grpo_variants_trl.endings import ending_refusals
 from grpo_variants_trl.flags import Choice, needs_group
-from grpo_variants_trl.windows import may_be_approximate, needs_whole_window, spans_generations
+from grpo_variants_trl.windows import has_entropy_bonus, may_be_approximate, needs_whole_window, spans_generations
 
 
 def check_host(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> None:
@@ -161,15 +161,19 @@ def _lengths(variant: Variant, args: GRPOConfig) -> list[str]:
 
 def _window(variant: Variant, args: GRPOConfig) -> list[str]:
     accumulation, steps, iterations = args.gradient_accumulation_steps, args.steps_per_generation, args.num_iterations
-    if not spans_generations(accumulation, steps, iterations) or not needs_whole_window(variant):
+    bonus = has_entropy_bonus(args)
+    if not spans_generations(accumulation, steps, iterations) or not needs_whole_window(variant, entropy_bonus=bonus):
         return []
     if getattr(args, "approximate_windows", False) and may_be_approximate(variant):
         return []
+    unknown = "the lengths that its weights and statistics need are not known at its first micro-batch"
+    if not needs_whole_window(variant):
+        unknown = "the tokens that the entropy bonus is a mean over are not known at its first micro-batch"
     nearest = " or ".join(f"steps_per_generation={s}" for s in _nearest(accumulation, steps, iterations))
     switch = "" if not may_be_approximate(variant) else ", or approximate_windows=True to count by TRL's rule"
     return [
-        f"an optimizer step of {accumulation} micro-batches spans two generations of {steps} x {iterations}, so the "
-        f"lengths that its weights and statistics need are not known at its first micro-batch. Set {nearest}{switch}."
+        f"an optimizer step of {accumulation} micro-batches spans two generations of {steps} x {iterations}, so "
+        f"{unknown}. Set {nearest}{switch}."
     ]
 
 

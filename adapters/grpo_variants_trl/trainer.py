@@ -25,6 +25,7 @@ from grpo_variants_trl.checkpoint import MicroBatchCounter, load_state, save_sta
 from grpo_variants_trl.config import choice_of
 from grpo_variants_trl.endings import stop_tokens, stopping_at, turn_ends
 from grpo_variants_trl.entropy import EntropyBonus
+from grpo_variants_trl.finite import is_nonfinite, take_nonfinite
 from grpo_variants_trl.greedy import GreedyBaseline
 from grpo_variants_trl.health import HealthWatch
 from grpo_variants_trl.live import LiveSettings
@@ -52,12 +53,13 @@ from grpo_variants_trl.step_statistics import DRAWS, step_thresholds, with_draws
 from grpo_variants_trl.twin import keep_start, plain_init
 from grpo_variants_trl.windows import (
     GROUP,
+    SpanningWindow,
     Window,
-    approximate_window,
     loss_mask,
     may_be_approximate,
     needs_whole_window,
     open_window,
+    spanning_window,
 )
 
 # What a model's forward may read besides token ids: TRL puts these into the batch under the same names.
@@ -315,8 +317,11 @@ class VariantGRPOTrainer(GRPOTrainer):
                 self._window = self._opened(batches)
             else:
                 self._refuse_silent_approximation(size)
-                self._window = approximate_window(inputs, self.accelerator, size / steps, limit, size)
+                self._window = spanning_window(self.accelerator, limit, size)
             self._window.on_policy = self._step % (steps * self.num_iterations) == 0
+        if isinstance(self._window, SpanningWindow):
+            share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
+            self._window.enter(self.variant, inputs, self._buffered_inputs, share, self.accelerator)
         return self._window
 
     def _refuse_silent_approximation(self, size: int) -> None:
@@ -325,12 +330,12 @@ class VariantGRPOTrainer(GRPOTrainer):
         Schedules of which this is known are refused when the trainer is made.
         """
         asked = getattr(self.args, "approximate_windows", False) and may_be_approximate(self.variant)
-        if asked or not needs_whole_window(self.variant):
+        if asked or not needs_whole_window(self.variant, entropy_bonus=self._entropy_bonus is not None):
             return
         every = self.args.steps_per_generation * self.num_iterations
         raise RuntimeError(
             f"optimizer step {self.state.global_step + 1} begins with micro-batch {self._step} and has {size} of them, "
-            f"so it spans two generations of {every}, and the lengths that {self.variant.name}'s weights need are not "
+            f"so it spans two generations of {every}, and the lengths that {self.variant.name}'s loss needs are not "
             "known yet. Begin each optimizer step at a multiple of gradient_accumulation_steps, which the trainer does "
             "by itself: something has changed its schedule or its counter of micro-batches."
         )
@@ -363,11 +368,30 @@ class VariantGRPOTrainer(GRPOTrainer):
             self._measured.scored(window.rows, window.counts.sequences)
         self._measured.loss(out, window)
 
+    # Logs
+
     def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         """TRL's log of an optimizer step, with the health of the step in it."""
         if self.variant is not None and self.health is not None:
             self.health.close(grad_norm)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's log without numbers that are not finite, which JSON does not have; the caller keeps them in `logs`."""
+        if self.variant is None:
+            super().log(logs, start_time)
+            return
+        left_out = take_nonfinite(logs, self._metrics, "train" if self.model.training else "eval")
+        super().log(logs, start_time)
+        logs.update(left_out)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Whether an evaluation is the best so far; one whose metric is not finite is not, nor is it kept as such."""
+        name = self.args.metric_for_best_model or ""
+        value = metrics.get(name if name.startswith("eval_") else f"eval_{name}")
+        if self.variant is not None and is_nonfinite(value):
+            return False
+        return super()._determine_best_metric(metrics=metrics, trial=trial)
 
     # Checkpoints
 

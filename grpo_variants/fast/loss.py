@@ -113,8 +113,10 @@ def by_autograd(variant: Variant, x: Tokens, counts: Counts, gradient: Tensor | 
         loss = plain_loss(variant, replace(x, logp=leaf), replace(counts, grad_average=1))
     if gradient is not None:
         gradient.copy_(torch.autograd.grad(loss.loss, leaf)[0])
-    vectors = ({name: value.reshape(1) for name, value in table.items()} for table in (loss.metrics, loss.extrema))
-    return Found(Loss(loss.loss.detach().reshape(1), *vectors), {})
+    metrics, extrema = (
+        {name: value.reshape(1) for name, value in table.items()} for table in (loss.metrics, loss.extrema)
+    )
+    return Found(Loss(loss.loss.detach().reshape(1), metrics, extrema, loss.per_response), {})
 
 
 @torch.no_grad()
@@ -136,10 +138,12 @@ def _total(found: list[Found], counted: Mapping[str, Number]) -> Loss:
     if "clip/low" in units and "clip/high" in units:
         # No token is clipped from both sides: each side belongs to one sign of the advantage, or of the log ratio.
         metrics["clip/region"] = metrics["clip/low"] + metrics["clip/high"]
+        units = {**units, "clip/region": units["clip/low"]}
     extrema = {name: _joined(name, [one.extrema[name] for one in losses]) for name in losses[0].extrema}
     low, high = extrema["ratio/min"], extrema["ratio/max"]
     extrema["ratio/max"] = torch.where((low == float("inf")) & (high == 0), -float("inf"), high)  # no token at all
-    return Loss(loss, metrics, extrema)
+    of_rows = frozenset(name for name, unit in units.items() if unit == "rows")
+    return Loss(loss, metrics, extrema, losses[0].per_response | of_rows)
 
 
 def _joined(name: str, values: list[Tensor]) -> Tensor:

@@ -44,6 +44,7 @@ def assert_equal(variant, x, counts=None, **tolerance):
     assert_close(found.loss, plain.loss, **tolerance)
     assert_close(gradient, slope, **tolerance)
     assert_close(dict(found.metrics), dict(plain.metrics), **tolerance)
+    assert found.per_response == plain.per_response
     assert_close(dict(found.extrema), dict(plain.extrema), **tolerance)
     return plain, slope
 

@@ -91,6 +91,22 @@ def test_losses_gradients_and_metrics_of_any_split_add_up_to_the_whole(spec, cas
 
 
 @pytest.mark.parametrize("spec", [*gv.names(), *MORE])
+def test_metrics_say_whether_they_are_means_over_tokens_or_over_responses(spec):
+    """Weights from outside: the counts then matter to the metrics alone. Twice the tokens halve a mean over tokens."""
+    variant = gv.get(spec)
+    x = with_advantages(random_case(1), variant).tokens()
+    x = replace(x, row_weights=torch.ones(len(x.mask)))
+    counts = [gv.Counts(tokens=t, sequences=r, nonempty=r, length=9) for t, r in ((8, 4), (16, 4), (8, 8))]
+    out, tokens, rows = (gv.policy_loss(variant, x, count) for count in counts)
+    assert {"ratio/mean"} <= out.metrics.keys()
+    for name, value in out.metrics.items():
+        half = {True: (1.0, 0.5), False: (0.5, 1.0)}[name in out.per_response] if name != "policy_loss" else (1.0, 1.0)
+        assert_close(tokens.metrics[name], value * half[0], rtol=1e-6, atol=1e-9, msg=name)
+        assert_close(rows.metrics[name], value * half[1], rtol=1e-6, atol=1e-9, msg=name)
+    assert ("ratio/mean" in out.per_response) == variant.ratio.per_sequence
+
+
+@pytest.mark.parametrize("spec", [*gv.names(), *MORE])
 def test_without_counts_the_batch_is_the_step(spec):
     variant = gv.get(spec)
     case = with_advantages(random_case(5), variant)

@@ -186,6 +186,11 @@ EFFECTIVE = [
         {"approximate_windows": True, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
         {"approximate_windows": True},
     ),
+    (
+        "gv_grpo",
+        {"approximate_windows": True, "entropy_coef": 0.1, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
+        {"approximate_windows": True, "entropy_coef": 0.1},
+    ),
 ]
 
 

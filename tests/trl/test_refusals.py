@@ -53,6 +53,9 @@ SPANS = (
     "an optimizer step of 4 micro-batches spans two generations of 2 x 1, so the lengths that its weights and "
     "statistics need are not known at its first micro-batch. Set steps_per_generation=4"
 )
+SPANS_BONUS = SPANS.replace(
+    "lengths that its weights and statistics need", "tokens that the entropy bonus is a mean over"
+)
 UNEVEN = {"gradient_accumulation_steps": 4, "steps_per_generation": 2}
 
 # (loss type, flags and arguments, text): refused from the config alone.
@@ -114,6 +117,16 @@ REFUSALS = {
         "gv_dapo,aggregation=prompt_mean",
         {**UNEVEN, "approximate_windows": True},
         f"{SPANS}.",
+    ),
+    "an entropy bonus over two generations": (
+        "gv_grpo",
+        {**UNEVEN, "entropy_coef": 0.01},
+        f"{SPANS_BONUS}, or approximate_windows=True to count by TRL's rule.",
+    ),
+    "an adaptive entropy bonus over two generations": (
+        "gv_dr_grpo",
+        {**UNEVEN, "use_adaptive_entropy": True},
+        f"{SPANS_BONUS}, or approximate_windows=True to count by TRL's rule.",
     ),
     "a filter over two generations": ("gv_dr_grpo,filter=zero_variance", UNEVEN, SPANS),
     "empty rows left out over two generations": ("gv_grpo,aggregation.empty_rows=exclude", UNEVEN, SPANS),
@@ -179,6 +192,7 @@ def test_the_suggested_settings_are_accepted(tmp_path, suggested):
         ("gv_rloo", {}),
         ("gv_gspo", {}),
         ("gv_dapo", {"approximate_windows": True}),
+        ("gv_grpo", {"approximate_windows": True, "entropy_coef": 0.01}),
         ("gv_grpo,aggregation.empty_rows=exclude", {"approximate_windows": True}),
     ],
 )
@@ -212,6 +226,10 @@ def test_which_schedules_span_generations(accumulation, steps, iterations, spans
 )
 def test_which_variants_need_the_whole_window(spec, needed):
     assert needs_whole_window(gv.get(spec)) is needed
+
+
+def test_an_entropy_bonus_is_a_mean_over_the_whole_window():
+    assert all(needs_whole_window(gv.get(name), entropy_bonus=True) for name in ("grpo", "dr_grpo", "forking_tokens"))
 
 
 def test_a_constant_length_of_its_own_needs_no_limit(tmp_path):

@@ -287,7 +287,7 @@ def test_an_optimizer_step_is_never_counted_approximately_unasked(tmp_path, loss
     name = loss_type[3:].partition(",")[0]
     assert str(caught.value) == (
         "optimizer step 1 begins with micro-batch 1 and has 2 of them, so it spans two generations of 2, and the "
-        f"lengths that {name}'s weights need are not known yet. Begin each optimizer step at a multiple of "
+        f"lengths that {name}'s loss needs are not known yet. Begin each optimizer step at a multiple of "
         "gradient_accumulation_steps, which the trainer does by itself: something has changed its schedule or its "
         "counter of micro-batches."
     )

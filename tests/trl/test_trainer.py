@@ -14,6 +14,7 @@ from datasets import Dataset
 from grpo_variants_trl.checkpoint import STATE_FILE
 from trl import GRPOConfig, GRPOTrainer
 from trl_runs import logged, make, recorded, weights
+from trl_stock_loss import stub
 
 import grpo_variants as gv
 from grpo_variants.files import read_json
@@ -190,6 +191,22 @@ def test_entropy_bonus_adds_the_mean_entropy_of_the_step(tmp_path):
     assert trainer.variant_card.effective == {"entropy_coef": 0.5}
 
 
+def test_entropy_bonus_is_over_the_tokens_that_a_filter_keeps(tmp_path):
+    """Loss and gradient of TRL's own code with both options."""
+    flags = dict(top_entropy_quantile=0.3, entropy_coef=0.5, num_iterations=2, learning_rate=1e-2, max_steps=2)
+    trainer = make(tmp_path, "gv_dapo,filter=none,overlong=keep,conventions=trl", **flags)
+    seen = recorded(trainer)
+    trainer.train()
+    assert len(seen) == 2
+    for micro in seen:
+        logp = micro["logp"].detach().clone().requires_grad_(True)
+        stock = dict(loss_type="dapo", epsilon_high=0.28, top_entropy_quantile=0.3, entropy_coef=0.5)
+        loss = GRPOTrainer._compute_loss(stub(logp, micro["entropy"], **stock), None, micro["inputs"])
+        (gradient,) = torch.autograd.grad(loss, logp)
+        assert micro["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
+        torch.testing.assert_close(micro["logp"].grad, gradient, rtol=1e-5, atol=1e-8)
+
+
 def test_load_balancing_loss_of_experts_is_added_as_in_the_host(tmp_path):
     flags = dict(num_iterations=2, max_steps=2, peft_config=None)
     mine, _ = trained(tmp_path / "a", "gv_grpo,kl=none,conventions=trl", model=tiny_model.mixture_of_experts(), **flags)
@@ -357,8 +374,9 @@ def test_a_nan_at_a_valid_token_is_not_hidden(tmp_path):
         return torch.cat([logp[:, :1] * float("nan"), logp[:, 1:]], dim=1), entropy, aux
 
     trainer._score_tokens = with_nan
-    trainer.train()
-    assert all(math.isnan(value) for value in logged(trainer, "loss"))
+    assert math.isnan(trainer.train().training_loss)
+    assert logged(trainer, "loss") == logged(trainer, "gv/policy_loss") == []
+    assert logged(trainer, "gv/health/nonfinite_values")[0] >= 3
 
 
 def test_adapter_and_card_are_saved(tmp_path):

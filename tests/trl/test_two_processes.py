@@ -63,6 +63,8 @@ def test_two_processes_leave_rows_without_gradient_out(tmp_path):
         assert found["difference"] < 1e-3 * found["moved"]
         assert found["ranks"] == 0
         assert found["scored"] == [0.5] * 4
+        for low, mean, high in zip(*found["ratios"], strict=True):
+            assert 0.5 < low <= mean <= high < 2
 
 
 @pytest.mark.slow
@@ -118,3 +120,12 @@ def test_one_process_goes_on_where_two_stopped(tmp_path):
             for m in micro:
                 expected = -m["inputs"]["advantages"] / tokens
                 torch.testing.assert_close(m["logp"].grad[:, 0], expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_two_processes_count_a_step_over_two_generations_by_trls_rule(tmp_path):
+    for found in ranks("trl_spanning_ranks.py", tmp_path):
+        assert found["generations"] > 1
+        assert found["size"] > 1e-2
+        assert found["off"] < 1e-6
+        assert found["entropy"] < 1e-5

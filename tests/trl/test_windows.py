@@ -1,11 +1,14 @@
 """An optimizer step's micro-batches have, together, the loss and the gradient of the step as one batch."""
 
+import math
 from itertools import groupby
 
 import pytest
 import torch
 from grpo_variants_trl.windows import spans_generations
-from trl_runs import make, recorded
+from trl import GRPOTrainer
+from trl_runs import logged, make, recorded
+from trl_stock_loss import stub
 
 import grpo_variants as gv
 
@@ -104,21 +107,122 @@ def test_a_short_window_at_the_end_of_an_epoch_is_exact(tmp_path):
     assert assert_equal_to_one_batch("grpo", windows[-1]) > 1e-3
 
 
-def test_counting_by_the_hosts_rule_is_off_by_the_generations_share(tmp_path):
-    """A window of 2 micro-batches out of generations of 1: TRL's rule takes the first one's tokens twice."""
+# (gradient accumulation, steps per generation, iterations): steps that hold micro-batches of two generations.
+SPANNING = [(2, 1, 1), (4, 3, 1), (4, 1, 2)]
+
+
+def trl_alone(micro, schedule, **flags):
+    """TRL's own `_compute_loss` on a micro-batch that was recorded: its loss, gradient and metrics."""
+    logp = micro["logp"].detach().clone().requires_grad_(True)
+    trainer = stub(logp, micro["entropy"], accumulation=schedule[0], steps=schedule[1], **flags)
+    loss = GRPOTrainer._compute_loss(trainer, None, micro["inputs"])
+    loss.backward()
+    return loss.detach(), logp.grad
+
+
+@pytest.mark.parametrize("schedule", SPANNING)
+@pytest.mark.parametrize(
+    ("loss_type", "stock"),
+    [
+        ("gv_dapo,filter=none,overlong=keep,conventions=trl", {"loss_type": "dapo", "epsilon_high": 0.28}),
+        ("gv_grpo,kl=none,conventions=trl", {"loss_type": "grpo"}),
+        ("gv_grpo,kl=none,conventions=trl", {"loss_type": "grpo", "entropy_coef": 0.5}),
+        (
+            "gv_dapo,filter=none,overlong=keep,conventions=trl",
+            {"loss_type": "dapo", "epsilon_high": 0.28, "entropy_coef": 0.5},
+        ),
+    ],
+)
+def test_a_step_over_two_generations_is_counted_by_trls_rule(tmp_path, loss_type, stock, schedule):
+    """Each micro-batch has the loss and gradient of TRL's own code, which divides by its own generation's tokens."""
+    accumulation, steps, iterations = schedule
+    bonus = stock.get("entropy_coef", 0.0)
     trainer = make(
         tmp_path,
-        "gv_dapo,filter=none",
+        loss_type,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=steps,
+        num_iterations=iterations,
+        approximate_windows=True,
+        entropy_coef=bonus,
+        max_steps=4,
+        learning_rate=1e-2,
+    )
+    windows = steps_of(trainer)
+    assert [len(micro) for micro in windows] == [accumulation] * 4
+    for m in (m for micro in windows for m in micro):
+        loss, gradient = trl_alone(m, schedule, **stock)
+        torch.testing.assert_close(m["loss"], loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(m["logp"].grad, gradient, rtol=1e-5, atol=1e-8)
+    counted = [{int(m["inputs"]["num_items_in_batch"]) for m in micro} for micro in windows]
+    assert max(map(len, counted)) > 1, "no step has generations of different lengths: the rule was not exercised"
+    assert max(m["logp"].grad.abs().max() for micro in windows for m in micro) > 1e-3
+
+
+def test_trls_rule_divides_each_micro_batch_by_its_own_generation(tmp_path):
+    """Lengths 1 and 9 in one step: by hand."""
+    lengths = iter([1] * 8 + [9] * 8)
+
+    def rollout(prompts, trainer):
+        ids, _, _ = trainer._tokenize_prompts(prompts)
+        completions = [[1] * next(lengths) for _ in prompts]
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
+
+    trainer = make(
+        tmp_path,
+        "gv_dapo,filter=none,overlong=keep,scale=none",
+        rollout_func=rollout,
+        rewards=[lambda completions, **kwargs: [float(i % 4 == 0) for i in range(len(completions))]],
+        max_completion_length=9,
         gradient_accumulation_steps=2,
         steps_per_generation=1,
         approximate_windows=True,
-        max_steps=3,
+        max_steps=1,
     )
-    for micro in steps_of(trainer):
-        tokens = [int(m["inputs"]["completion_mask"].sum()) for m in micro]
-        _, exact = as_one_batch(gv.get("dapo"), micro)
-        approximate = join([m["logp"].grad for m in micro]).double()
-        torch.testing.assert_close(approximate * 2 * tokens[0], exact * sum(tokens), rtol=1e-4, atol=1e-6)
+    (micro,) = steps_of(trainer)
+    for m, tokens in zip(micro, (8, 72), strict=True):
+        expected = -m["inputs"]["advantages"] / (2 * tokens)
+        torch.testing.assert_close(m["logp"].grad, expected.unsqueeze(1).expand_as(m["logp"]), rtol=1e-5, atol=0)
+    assert micro[0]["inputs"]["advantages"].abs().max() == 0.75
+
+
+@pytest.mark.parametrize("schedule", SPANNING)
+@pytest.mark.parametrize("spec", ["grpo,kl=none", "gspo", "dapo,filter=none,overlong=keep"])
+def test_metrics_of_a_step_over_two_generations_are_means_over_its_tokens_or_responses(tmp_path, spec, schedule):
+    accumulation, steps, iterations = schedule
+    trainer = make(
+        tmp_path,
+        f"gv_{spec}",
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=steps,
+        num_iterations=iterations,
+        approximate_windows=True,
+        max_steps=4,
+        learning_rate=2e-2,
+    )
+    windows = steps_of(trainer)
+    ratio, entropy, low, high, clipped = ([] for _ in range(5))
+    for micro in windows:
+        mask = join([m["inputs"]["completion_mask"] for m in micro]).bool()
+        logp = join([m["logp"].detach() for m in micro])
+        old = join([m["inputs"].get("old_per_token_logps", m["logp"].detach()) for m in micro])
+        d = torch.where(mask, logp - old, 0.0)
+        values = (d.sum(1) / mask.sum(1)).exp() if gv.get(spec).ratio.per_sequence else d[mask].exp()
+        ratio.append(values.mean())
+        low.append(values.min())
+        high.append(values.max())
+        entropy.append(join([m["entropy"] for m in micro])[mask].mean())
+        advantages = join([m["inputs"]["advantages"] for m in micro])
+        if not gv.get(spec).ratio.per_sequence:
+            advantages = advantages.unsqueeze(1).expand_as(d)[mask]
+        clip = gv.get(spec).surrogate
+        cut = (advantages > 0) & (values > 1 + clip.high) | (advantages < 0) & (values < 1 - clip.low)
+        clipped.append(cut.float().mean())
+    found = [logged(trainer, name) for name in ("gv/ratio/mean", "gv/ratio/min", "gv/ratio/max", "entropy")]
+    for value, wanted in zip(found, (ratio, low, high, entropy), strict=True):
+        assert value == pytest.approx([w.item() for w in wanted], rel=1e-5)
+    assert max(entropy) < math.log(3)
+    assert logged(trainer, "clip_ratio/region_mean") == pytest.approx([c.item() for c in clipped], abs=1e-6)
 
 
 @pytest.mark.parametrize(

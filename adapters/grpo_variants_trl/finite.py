@@ -1,0 +1,36 @@
+"""No number that is not finite reaches a log: JSON does not have it, and neither have most who read a log."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+COUNTER = "gv/health/nonfinite_values"
+
+
+def take_nonfinite(logs: dict[str, Any], metrics: dict[str, dict[str, list[float]]], mode: str) -> dict[str, float]:
+    """Take NaN and infinities out of a log entry and of the trainer's metrics of a mode, whose means join the entry.
+
+    Returns what the entry lacks by that, by the names that it would have had. How many values were taken out is logged
+    under `COUNTER`, where there are any.
+    """
+    left_out = {name: value for name, value in logs.items() if is_nonfinite(value)}
+    for name in left_out:
+        del logs[name]
+    found, count = metrics[mode], len(left_out)
+    for name, values in list(found.items()):
+        finite = [value for value in values if not is_nonfinite(value)]
+        count += len(values) - len(finite)
+        if finite:
+            found[name] = finite
+        elif values:
+            left_out[name if mode == "train" else f"eval_{name}"] = values[-1]
+            del found[name]
+    if count:
+        found[COUNTER] = [float(count)]
+    return left_out
+
+
+def is_nonfinite(value: Any) -> bool:
+    """Whether a value is NaN or an infinity."""
+    return isinstance(value, float) and not math.isfinite(value)
