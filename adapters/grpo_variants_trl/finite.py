@@ -12,7 +12,7 @@ def take_nonfinite(logs: dict[str, Any], metrics: dict[str, dict[str, list[float
     """Take NaN and infinities out of a log entry and of the trainer's metrics of a mode, whose means join the entry.
 
     Returns what the entry lacks by that, by the names that it would have had. How many values were taken out is logged
-    under `COUNTER`, where there are any.
+    under `COUNTER`, where there are any; a reward that no response got, which TRL says by NaN, is none of them.
     """
     left_out = {name: value for name, value in logs.items() if is_nonfinite(value)}
     for name in left_out:
@@ -20,7 +20,7 @@ def take_nonfinite(logs: dict[str, Any], metrics: dict[str, dict[str, list[float
     found, count = metrics[mode], len(left_out)
     for name, values in list(found.items()):
         finite = [value for value in values if not is_nonfinite(value)]
-        count += len(values) - len(finite)
+        count += len(values) - len(finite) - sum(_is_missing_reward(name, value) for value in values)
         if finite:
             found[name] = finite
         elif values:
@@ -29,6 +29,10 @@ def take_nonfinite(logs: dict[str, Any], metrics: dict[str, dict[str, list[float
     if count:
         found[COUNTER] = [float(count)]
     return left_out
+
+
+def _is_missing_reward(name: str, value: float) -> bool:
+    return name.startswith("reward") and math.isnan(value)
 
 
 def is_nonfinite(value: Any) -> bool:

@@ -199,7 +199,7 @@ def test_a_reward_that_no_response_got_is_left_out(tmp_path):
     trainer.train()
     for row in strict_state(tmp_path / "checkpoint-2")["log_history"]:
         assert None not in row.values()
-        assert "reward" not in row
+        assert not {"reward", "reward_std", COUNTER} & row.keys()
     assert all(map(math.isfinite, logged(trainer, "loss")))
 
 
@@ -233,11 +233,12 @@ def test_an_evaluation_that_is_not_finite_is_no_best_one(tmp_path):
 
 def test_what_is_taken_out_is_counted_and_given_back():
     logs = {"loss": math.nan, "learning_rate": 0.1, "step": 3, "name": "x"}
-    metrics = {"train": {"a": [1.0, math.inf, 3.0], "b": [math.nan, -math.inf], "c": [2.0], "d": []}, "eval": {}}
+    named = {"a": [1.0, math.inf, 3.0], "b": [math.nan, -math.inf], "c": [2.0], "d": [], "reward": [math.nan, math.inf]}
+    metrics = {"train": dict(named), "eval": {}}
     left_out = take_nonfinite(logs, metrics, "train")
     assert logs == {"learning_rate": 0.1, "step": 3, "name": "x"}
-    assert metrics == {"train": {"a": [1.0, 3.0], "c": [2.0], "d": [], COUNTER: [4.0]}, "eval": {}}
-    assert left_out.keys() == {"loss", "b"}
+    assert metrics == {"train": {"a": [1.0, 3.0], "c": [2.0], "d": [], COUNTER: [5.0]}, "eval": {}}
+    assert left_out.keys() == {"loss", "b", "reward"}
     assert take_nonfinite({}, {"train": {}, "eval": {"a": [1.0], "b": [math.inf]}}, "eval") == {"eval_b": math.inf}
     quiet = {"train": {"a": [1.0]}}
     assert take_nonfinite({"loss": 1.0}, quiet, "train") == {}
