@@ -233,7 +233,7 @@ def test_a_run_opens_in_a_dozen_lines_at_most_and_print_card_has_all_values(tmp_
     assert opened[0].startswith("variant dapo,kl=k3,surrogate.high=0.3,kl.beta=0.1  (objective hash ")
     assert opened[2] == (
         "  changed from its definition: surrogate.high=0.3 (defined: 0.28), kl=k3 (defined: none), kl.beta=0.1 "
-        "(defined: none), 5 values that came with it"
+        "(defined: none), 6 values that came with it"
     )
     assert "  an optimizer step of 2 x 1 micro-batches (per process x processes) is one batch." in opened
     assert opened[-2:] == [
