@@ -1,5 +1,7 @@
 """Real TRL trainers on the tiny model, and what they did at each micro-batch."""
 
+from itertools import groupby
+
 import grpo_variants_trl as gvt
 import tiny_model
 import torch
@@ -87,3 +89,15 @@ def recorded(trainer):
 def logged(trainer, key):
     """The values of a log entry, in order."""
     return [row[key] for row in trainer.state.log_history if key in row]
+
+
+def join(values):
+    """Micro-batches of different widths as one [B, T] tensor, or their rows as one [B]."""
+    width = max(v.shape[-1] for v in values)
+    return torch.cat([v if v.dim() == 1 else torch.nn.functional.pad(v, (0, width - v.shape[1])) for v in values])
+
+
+def steps_of(trainer):
+    seen = recorded(trainer)
+    trainer.train()
+    return [list(micro) for _, micro in groupby(seen, key=lambda m: m["step"])]

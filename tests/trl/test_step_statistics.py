@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from grpo_variants_trl import step_statistics
-from test_windows import join, steps_of
-from trl_runs import logged, make, weights
+from trl_runs import join, logged, make, steps_of, weights
 
 import grpo_variants as gv
 

@@ -1,25 +1,18 @@
 """An optimizer step's micro-batches have, together, the loss and the gradient of the step as one batch."""
 
 import math
-from itertools import groupby
 
 import pytest
 import torch
 from grpo_variants_trl.windows import spans_generations
 from trl import GRPOTrainer
-from trl_runs import logged, make, recorded
+from trl_runs import join, logged, make, steps_of
 from trl_stock_loss import stub
 
 import grpo_variants as gv
 
 # (gradient accumulation, steps per generation, iterations): generations that hold whole optimizer steps.
 WHOLE = [(1, 1, 1), (2, 2, 1), (2, 4, 1), (1, 4, 2), (2, 1, 2), (2, 2, 2), (4, 2, 2)]
-
-
-def join(values):
-    """Micro-batches of different widths as one [B, T] tensor, or their rows as one [B]."""
-    width = max(v.shape[-1] for v in values)
-    return torch.cat([v if v.dim() == 1 else torch.nn.functional.pad(v, (0, width - v.shape[1])) for v in values])
 
 
 def as_one_batch(variant, micro):
@@ -50,12 +43,6 @@ def assert_equal_to_one_batch(variant, micro):
     torch.testing.assert_close(sum(m["loss"].double() for m in micro), loss, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(join([m["logp"].grad for m in micro]).double(), gradient, rtol=1e-4, atol=1e-7)
     return gradient.abs().max().item()
-
-
-def steps_of(trainer):
-    seen = recorded(trainer)
-    trainer.train()
-    return [list(micro) for _, micro in groupby(seen, key=lambda m: m["step"])]
 
 
 @pytest.mark.parametrize("schedule", WHOLE)
