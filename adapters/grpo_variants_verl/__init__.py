@@ -19,11 +19,13 @@ try:
     from grpo_variants_verl.health import watch_health
     from grpo_variants_verl.host import extend_host, restore_host
     from grpo_variants_verl.launch import remove_checks, watch_config
+    from grpo_variants_verl.metric_means import keep_means
     from grpo_variants_verl.registration import register
     from grpo_variants_verl.steps import Step, step_scores
 
     register()
     watch_config()
+    keep_means()
     watch_health()
 except Exception as error:
     logging.getLogger(__name__).error("the plugin did not load, so no gv_ name is known to verl: %r", error)

@@ -18,6 +18,7 @@ from grpo_variants.ratio import TokenRatio
 from grpo_variants.variant import Variant
 from grpo_variants.verl_limits import loss_form
 from grpo_variants.verl_words import MAX_LENGTH, SCALE_FACTOR
+from grpo_variants_verl.metric_means import Mean
 from grpo_variants_verl.settings import loss_choice
 from grpo_variants_verl.workers import first_use
 
@@ -43,8 +44,8 @@ class PolicyLoss:
         config: Any = None,
         rollout_is_weights: Tensor | None = None,
         **_: Any,
-    ) -> tuple[Tensor, dict[str, float]]:
-        """Loss of a micro-batch under the step's counts, and its metrics as floats; no KL, no entropy bonus.
+    ) -> tuple[Tensor, dict[str, Mean]]:
+        """Loss of a micro-batch under the step's counts, and its metrics as means; no KL, no entropy bonus.
 
         All tensors [B, T]. config: verl's ActorConfig; its `global_batch_info` holds the step's counts, and without
         them the micro-batch is the step. loss_agg_mode: how the host aggregates its own terms; the variant's
@@ -61,7 +62,7 @@ class PolicyLoss:
         x = replace(
             x, row_weights=_row_weights(variant, x, step), correction=_correction(variant, x, rollout_is_weights)
         )
-        # verl averages metrics over micro-batches: they count the micro-batch, the loss counts the step.
+        # The weights count the step; the metrics are means of the micro-batch, which verl joins.
         out = policy_loss(variant, x, Counts.of(mask, grad_average=step.grad_average))
         return out.loss, _metrics(out, variant, x)
 
@@ -103,20 +104,29 @@ def _correction(variant: Variant, x: Tokens, weights: Tensor | None) -> Tensor |
     return weights * correction_weights(variant, x)
 
 
+_CLIPPED = "actor/pg_clipfrac"
+
+
 @torch.no_grad()
-def _metrics(out: Loss, variant: Variant, x: Tokens) -> dict[str, float]:
-    """verl's names first, then the variant's; one transfer to the host for all of them."""
+def _metrics(out: Loss, variant: Variant, x: Tokens) -> dict[str, Mean]:
+    """verl's names first, then the variant's; one transfer from the device for all of them."""
     zero = torch.zeros((), device=x.logp.device)
     dual = getattr(variant.surrogate, "dual", None)
     named = {
-        "actor/pg_clipfrac": out.metrics.get("clip/region", zero),
+        _CLIPPED: out.metrics.get("clip/region", zero),
         "actor/ppo_kl": _mean(_drift(variant, x), x.mask),
         "actor/pg_clipfrac_lower": zero if dual is None else _dual_share(variant, x, dual),
     }
     # policy_loss is what verl reports as actor/pg_loss.
     named |= {f"actor/{PREFIX}{key}": value for key, value in out.metrics.items() if key != "policy_loss"}
-    values = torch.stack([value.float() for value in named.values()]).tolist()
-    return dict(zip(named, values, strict=True))
+    counts = (x.mask.sum(), x.mask.any(1).sum())
+    *values, tokens, responses = torch.stack([value.float() for value in (*named.values(), *counts)]).tolist()
+    per_response = {f"actor/{PREFIX}{key}" for key in out.per_response}
+    per_response |= {_CLIPPED} if "clip/region" in out.per_response else set()
+    return {
+        name: Mean(value, responses if name in per_response else tokens)
+        for name, value in zip(named, values, strict=True)
+    }
 
 
 def _drift(variant: Variant, x: Tokens) -> Tensor:

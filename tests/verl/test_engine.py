@@ -75,7 +75,7 @@ def test_every_trained_parameter_moves(results, name):
 
 def test_something_is_clipped(results):
     """The comparison covers the clip: with old log-probabilities off by 0.3 a part of the tokens is outside."""
-    assert 0.05 < results["dapo"]["core"]["clipped"] < 0.5
+    assert 0.05 < results["dapo"]["core"]["metrics"]["clip/region"] < 0.5
 
 
 @pytest.mark.parametrize("metric", ["actor/pg_clipfrac", "actor/ppo_kl"])
@@ -83,9 +83,27 @@ def test_the_hosts_metrics_are_there(results, metric):
     assert results["dapo"]["engine"]["metrics"][metric] != 0
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_metrics_are_means_over_the_whole_update(results, name):
+    """Four micro-batches with 6, 6, 5 and 7 tokens: the means of one batch of all responses."""
+    assert_means_of_the_core(results[name])
+
+
+def assert_means_of_the_core(result):
+    """Every number that verl adds nothing to: over tokens, or over responses where it is a response's."""
+    found, wanted = result["engine"]["metrics"], result["core"]["metrics"]
+    names = wanted.keys() - {"policy_loss", "kl"}
+    assert "ratio/mean" in names
+    for name in names:
+        assert found[f"actor/gv_{name}"] == pytest.approx(wanted[name], rel=1e-5), name
+
+
 def test_two_ranks_equal_one(model, tmp_path, free_port):
     """Half of the responses on each rank; verl averages gradients over ranks, the loss multiplies by dp_size."""
-    assert_equal_to_the_core(run(model, tmp_path / "two.pt", 0, launcher=two_ranks(free_port)))
+    results = run(model, tmp_path / "two.pt", 0, launcher=two_ranks(free_port))
+    assert_equal_to_the_core(results)
+    for name in VARIANTS:
+        assert_means_of_the_core(results[name])
 
 
 CHUNKED = {"GRPO_VARIANTS_MODULES": "grpo_variants_verl.chunked_head"}

@@ -52,7 +52,7 @@ def run(config, tensors, weights=None):
     given = {**tensors, "log_prob": logp, "rollout_is_weights": weights}
     loss, metrics = loss_fn(**given, loss_agg_mode=config.loss_agg_mode, config=config)
     loss.backward()
-    return loss.detach(), logp.grad, metrics
+    return loss.detach(), logp.grad, {key: float(value) for key, value in metrics.items()}
 
 
 def ours(name, mode, **fields):

@@ -205,7 +205,7 @@ def core_gradient(name, model, inputs, per_token):
     out = gv.policy_loss(name, x, gv.Counts.of(mask, length=MAX_LENGTH))
     out.loss.backward()
     gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.requires_grad}
-    return out.loss.item(), gradients, out.metrics
+    return out.loss.item(), gradients, {key: value.item() for key, value in out.metrics.items()}
 
 
 def step(name, made, rows, inputs, per_token):
@@ -246,7 +246,7 @@ def main(model_path, out, lora_rank, fused):
     results = {}
     for name in VARIANTS:
         loss, gradients, metrics = core_gradient(name, model, inputs, per_token)
-        core = {"loss": loss, "gradients": gradients, "clipped": float(metrics.get("clip/region", 0.0))}
+        core = {"loss": loss, "gradients": gradients, "metrics": metrics}
         results[name] = {"engine": step(name, made, rows, inputs, per_token), "core": core}
     if rank == 0:
         torch.save(results, out)
