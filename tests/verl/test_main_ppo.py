@@ -1,6 +1,5 @@
 """`python -m verl.trainer.main_ppo` by the example's script: Ray, LoRA and KL, two steps, one worker and two."""
 
-import subprocess
 import sys
 
 import pytest
@@ -8,7 +7,7 @@ import verl_cpu
 from grpo_variants_verl.run import read_run, refusals, reports
 from verl_configs import from_command_line
 from verl_cpu.overrides import small_run
-from verl_cpu.run import metrics, script
+from verl_cpu.run import Runs, metrics, script
 
 from grpo_variants import card
 
@@ -22,16 +21,20 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def logs(folder):
-    """Output of a run on one worker and of a run on two, which draw the same responses in their first step."""
-    return {workers: trained(folder, workers) for workers in WORKERS}
+def runs(folder):
+    """A run on one worker and one on two, which draw the same responses in their first step."""
+    return Runs({workers: trained(folder, workers) for workers in WORKERS})
 
 
 def trained(folder, workers):
     places = {"DATA": str(folder / "data"), "OUT": str(folder / f"out{workers}"), "GPUS": str(workers)}
-    done = script("--cpu-smoke", SPEC, "trainer.save_freq=2", **places)
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+    return script("--cpu-smoke", SPEC, "trainer.save_freq=2", **places)
+
+
+@pytest.fixture
+def logs(runs):
+    """What the runs printed."""
+    return runs.logs()
 
 
 @pytest.mark.slow
@@ -91,11 +94,11 @@ def test_a_typo_costs_seconds(folder):
     """Refused before Ray starts and before a model is looked for: there is none, and no worker has said a word."""
     words = [*small_run(folder / "nothing", folder / "none"), "algorithm.adv_estimator=gv_rlo"]
     command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *words]
-    done = subprocess.run(command, env=verl_cpu.environment(), capture_output=True, text=True, cwd=folder, timeout=200)
+    done = script(command=command, cwd=folder, **verl_cpu.environment())
     assert done.returncode == 1
-    assert "adv_estimator='gv_rlo' is unknown" in done.stderr
-    assert "Did you mean 'gv_rloo'?" in done.stderr
-    assert "pid=" not in done.stdout + done.stderr
+    assert "adv_estimator='gv_rlo' is unknown" in done.stdout
+    assert "Did you mean 'gv_rloo'?" in done.stdout
+    assert "pid=" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,19 @@ def test_the_configuration_for_a_gpu_is_one_that_verl_takes(spec):
     assert list(refusals(run)) == []
     assert [report for report in reports(run) if not report.startswith("clip_ratio_c")] == []
     assert run.get("actor_rollout_ref.model.lora_rank") == 32
+
+
+def test_a_slow_machine_is_one_short_line():
+    """Stopped with all that it has started; one test fails by that line, and those after it are left out."""
+    slow = script(command=["bash", "-c", "sleep 60 & echo begun; wait"], limit=0.5)
+    assert (slow.returncode, slow.stdout) == (None, "begun\n")
+    runs = Runs({1: slow})
+    line = "main_ppo did not end within 0.5 s: the machine is too slow or too busy"
+    with pytest.raises(pytest.fail.Exception) as failed:
+        runs.logs()
+    assert (failed.value.msg, failed.value.pytrace) == (line, False)
+    with pytest.raises(pytest.skip.Exception):
+        runs.logs()
 
 
 def test_the_script_says_what_it_needs():
