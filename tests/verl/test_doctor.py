@@ -55,4 +55,4 @@ def test_trl_beside_verl(tmp_path):
     status, text = doctor(PYTHONPATH=on_path(tmp_path))
     assert status == 1
     assert "its FSDP engine builds no model beside this TRL: it looks for trl.AutoModelForCausalLMWithValueHead" in text
-    assert "Give TRL and verl an environment each" in text
+    assert "Give each its own, in a clone of grpo-variants" in text
