@@ -128,6 +128,7 @@ def test_off_policy_a_sequences_ratio_is_computed_again_only_where_it_has_a_grad
 
 def test_tool_output_is_not_scored(tmp_path, products):
     trainer = make(tmp_path, "gv_dr_grpo", max_steps=1)
+    products["logits"].clear()  # of the two passes that look for random numbers
     generate = trainer._generate_and_score_completions
 
     def with_tools(inputs):
