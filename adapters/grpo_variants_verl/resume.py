@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
-
 from grpo_variants.card import FILE_NAME, Card, differences, read_card
 from grpo_variants.files import FileError
 from grpo_variants_verl.workers import LOG
@@ -34,6 +32,9 @@ def resumed_from(trainer: Any) -> Path | None:
         return Path(trainer.resume_from_path)
     if trainer.get("resume_mode") != "auto":
         return None
+    # Imported here: it brings datasets and peft along, and every worker imports this module.
+    from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+
     found = find_latest_ckpt_path(trainer.default_local_dir)
     return None if found is None else Path(found)
 
