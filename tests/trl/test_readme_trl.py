@@ -46,7 +46,10 @@ def test_the_snippet_trains_the_variant_that_it_names(tmp_path, monkeypatch):
 
 def test_the_command_parses_and_names_a_variant(tmp_path, monkeypatch):
     (line,) = re.findall(r"^grpo-variants trl (.*)$", "\n".join(readme.blocks("sh")), re.MULTILINE)
-    (tmp_path / "run.yaml").write_text("output_dir: run\nuse_cpu: true\nbf16: false\nreport_to: none\n")
+    (tmp_path / "run.yaml").write_text(
+        "output_dir: run\nuse_cpu: true\nbf16: false\nreport_to: none\nreward_funcs: [accuracy_reward]\n"
+        "dataset_name: rows\n"
+    )
     monkeypatch.chdir(tmp_path)
     seen = []
     monkeypatch.setattr(launcher.grpo, "main", lambda *parsed: seen.extend(parsed))
