@@ -130,14 +130,14 @@ FENCES: tuple[Fence, ...] = (
         "baseline",
         ("credit",),
         lambda v: getattr(v.baseline, "remembers", False) and not isinstance(v.credit, credit.Outcome),
-        "remembers the rewards of earlier steps and takes one reward a response",
+        "remembers the rewards of earlier steps and takes one reward per response",
         _fixed({"credit": "outcome"}, {"baseline": "group_mean"}, {"baseline": "none"}),
     ),
     Fence(
         "scale",
         ("credit",),
         lambda v: getattr(v.scale, "remembers", False) and not isinstance(v.credit, credit.Outcome),
-        "remembers the rewards of earlier steps and takes one reward a response",
+        "remembers the rewards of earlier steps and takes one reward per response",
         _fixed({"credit": "outcome"}, {"scale": "group_std"}, {"scale": "none"}),
     ),
     Fence(
@@ -179,7 +179,7 @@ FENCES: tuple[Fence, ...] = (
         "surrogate",
         ("credit",),
         lambda v: v.surrogate.per_response and v.credit.per_token,
-        "takes one advantage a response, not one a token",
+        "takes one advantage per response, not one a token",
         _fixed({"credit": "outcome"}, {"surrogate": "clip"}),
     ),
     Fence(
@@ -193,7 +193,7 @@ FENCES: tuple[Fence, ...] = (
         "ratio",
         ("credit",),
         lambda v: v.ratio.per_sequence and v.credit.per_token,
-        "has one value a response and takes one advantage a response, not one a token",
+        "has one value per response and takes one advantage per response, not one a token",
         _fixed({"ratio": "sequence_token"}, {"ratio": "token"}, {"credit": "outcome"}),
     ),
     Fence(

@@ -18,7 +18,7 @@ class Ratio(Protocol):
 
     @property
     def per_sequence(self) -> bool:
-        """Whether it has one value a response."""
+        """Whether it has one value per response."""
         ...
 
     @property

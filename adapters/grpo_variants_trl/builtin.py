@@ -9,6 +9,7 @@ from trl import GRPOConfig
 
 from grpo_variants.names import PREFIX
 from grpo_variants.options import get, resolved_values
+from grpo_variants.trl_words import FlagError
 from grpo_variants.variant import Variant
 from grpo_variants_trl.flags import choose
 
@@ -47,9 +48,14 @@ def opening(config: GRPOConfig) -> str:
     word = config.loss_type
     default = ", which is TRL's default" if word == GRPOConfig.loss_type else ""
     whose = f"objective: TRL's own loss_type={word!r}{default}"
+    if word not in _COMPUTED:
+        return f"objective: loss_type={word!r} of this trainer's own."
     if word == "bnpo":
         return f"{whose}, a token mean per micro-batch; {PREFIX}bnpo is another algorithm, of arXiv:2506.02864."
-    differs = _differences(described(config), get(f"{word},conventions=trl"))
+    try:
+        differs = _differences(described(config), get(f"{word},conventions=trl"))
+    except FlagError as error:  # a flag that TRL takes and no variant does: the run is TRL's, and goes on
+        return f"{whose}; the paper's is loss_type='{PREFIX}{word}', which does not take a setting of this run: {error}"
     paper = f"the paper's is loss_type='{PREFIX}{word}'"
     return f"{whose}; {paper}, which has {', '.join(differs)}." if differs else f"{whose}; {paper}, the same here."
 

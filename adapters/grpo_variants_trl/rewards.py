@@ -41,7 +41,7 @@ class RewardBorder:
         return {key: math.nan if math.isinf(value) else value for key, value in rewards.items()}
 
     def _report(self, name: str, row: int, value: float, prompt: Any) -> None:
-        """Warn once a run, with the function, the row and the prompt."""
+        """Warn once per run, with the function, the row and the prompt."""
         if not self._told:
             warnings.warn(_text(name, row, value, prompt), UserWarning, stacklevel=2)
         self._told = True

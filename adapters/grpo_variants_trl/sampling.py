@@ -117,7 +117,7 @@ class Log:
     def rows(self) -> dict[tuple[str, ...], list[Any]]:
         """The tables' columns by path, those of which the call wrote something.
 
-        Raises ValueError for a column that has not one value a response.
+        Raises ValueError for a column that has not one value per response.
         """
         flat = {(name,): self.tables[name] for name in TABLES}
         flat |= {(name, column): rows for name in NESTED_TABLES for column, rows in self.tables[name].items()}

@@ -102,7 +102,7 @@ _reported: set[str] = set()
 
 
 def report_infinite(name: str, token_rewards: Tensor, index: Sequence[Any]) -> None:
-    """Say once a run that a reward is infinite, and whose."""
+    """Say once per run that a reward is infinite, and whose."""
     if name in _reported or not (found := infinite_entries(token_rewards)):
         return
     _reported.add(name)
@@ -110,7 +110,7 @@ def report_infinite(name: str, token_rewards: Tensor, index: Sequence[Any]) -> N
     LOG.warning(
         f"{name}: the reward of row {row} (uid {index[row]}) is {value:g} at token {token}. What is not finite is "
         "missing: such a response has advantage 0 and is in no statistic. Let the reward function return a finite "
-        "number, or NaN for a response that it cannot judge. This is said once a run."
+        "number, or NaN for a response that it cannot judge. This is said once per run."
     )
 
 

@@ -235,7 +235,7 @@ def _truncation_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
 
 
 def _by_token(variant: Variant) -> Iterator[Fix]:
-    """The same with a weight a token, which a truncated distribution does not mislead."""
+    """The same with a weight per token, which a truncated distribution does not mislead."""
     own = [choice_name("correction", part) for part in variant.correction if isinstance(part, OffPolicyMask)]
     changes = {"correction": "+".join(["token_truncate", *own])}
     weighed = configure(variant, changes)

@@ -188,7 +188,7 @@ FOUNDING: tuple[Variant, ...] = (
         confirmed="The paper, section 4.3; verl's loss gspo is its authors' contribution.",
         references=(ZHENG,),
         hosts=(
-            ("trl", "no counterpart in 1.16; with one advantage a response its gradient is gspo's"),
+            ("trl", "no counterpart in 1.16; with one advantage per response its gradient is gspo's"),
             ("verl", "equals loss gspo with seq-mean-token-mean, under conventions=verl"),
         ),
     ),

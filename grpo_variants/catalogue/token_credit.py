@@ -39,7 +39,7 @@ TOKEN_CREDIT: tuple[Variant, ...] = (
         ),
         references=(TAN,),
         hosts=(
-            ("trl", "no counterpart: one advantage a response"),
+            ("trl", "no counterpart: one advantage per response"),
             ("verl", "no counterpart: entropies do not reach an estimator"),
         ),
     ),

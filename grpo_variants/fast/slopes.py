@@ -103,7 +103,7 @@ SURROGATES: Mapping[type[Surrogate], Callable[..., Slope]] = {
 
 
 class LogRatio(NamedTuple):
-    """A log ratio, and what takes a derivative by it (of a row's sum, for one value a response) to one by logp."""
+    """A log ratio, and what takes a derivative by it (of a row's sum, for one value per response) to one by logp."""
 
     value: Tensor
     back: Callable[[Tensor], Tensor]

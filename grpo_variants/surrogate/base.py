@@ -23,7 +23,7 @@ class Surrogate:
     """The per-token objective to minimise: (log ratio, tokens, counts) -> `Term`, unreduced.
 
     needs_ratio: it means nothing without an importance ratio. ratios: the ratios that it is defined for; empty for any.
-    per_response: it takes one advantage a response. whole_batch: a statistic of it spans the batch; then `thresholds`
+    per_response: it takes one advantage per response. whole_batch: a statistic of it spans the batch; then `thresholds`
     computes that statistic, by `names`; `Counts.thresholds` hands in the step's, and without them it is the
     micro-batch's.
     draws: it reads `Tokens.draws`, which `policy_loss` fills in with its generator.

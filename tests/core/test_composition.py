@@ -81,7 +81,7 @@ def test_every_pair_of_choices_works_or_is_refused_with_the_reason(one, other):
 
 
 REFUSED = {
-    "gspo,credit=reward_to_go": "ratio=sequence has one value a response and takes one advantage a response",
+    "gspo,credit=reward_to_go": "ratio=sequence has one value per response and takes one advantage per response",
     "dapo,ratio=none": "surrogate=clip is made of an importance ratio; got ratio=none",
     "otb,baseline=group_mean": "credit=optimal_token has a baseline and a scale of its own",
     "spo,credit=reward_to_go": "baseline=tracked remembers the rewards of earlier steps",

@@ -23,7 +23,7 @@ BASE = {
     "scale": "grpo,baseline=length_weighted",
     "credit": "dapo,baseline=none,scale=none",
     "singleton": "grpo",
-    # Some tokens are dropped: else GSPO and GSPO-token have the same gradient, for one advantage a response.
+    # Some tokens are dropped: else GSPO and GSPO-token have the same gradient, for one advantage per response.
     "ratio": "grpo,surrogate.low=0.3,surrogate.high=0.3,tokens=top_entropy,tokens.fraction=0.7",
     "surrogate": "grpo",
     "kl": "grpo",

@@ -315,12 +315,12 @@ def test_refusals_say_what_was_given_and_what_is_allowed(spec):
 
 FENCED = {
     "dapo,baseline=tracked,credit=reward_to_go": (
-        "dapo: baseline=tracked remembers the rewards of earlier steps and takes one reward a response; got "
+        "dapo: baseline=tracked remembers the rewards of earlier steps and takes one reward per response; got "
         "credit=reward_to_go. Choose credit=outcome, baseline=group_mean, or baseline=none."
     ),
     "spo,credit=reward_to_go,credit.gamma=0.9": "Choose credit=outcome without credit.gamma, baseline=group_mean, or ",
     "dcpo,credit=process": (
-        "dcpo: scale=smoothed_std remembers the rewards of earlier steps and takes one reward a response; got "
+        "dcpo: scale=smoothed_std remembers the rewards of earlier steps and takes one reward per response; got "
         "credit=process. Choose credit=outcome, scale=group_std, or scale=none."
     ),
     "rloo,scale=smoothed_std": (
@@ -377,7 +377,7 @@ FENCED = {
         "ratio=token,surrogate=clip."
     ),
     "grpo,surrogate=gmpo,credit=reward_to_go": (
-        "grpo: surrogate=gmpo takes one advantage a response, not one a token; got credit=reward_to_go. Choose "
+        "grpo: surrogate=gmpo takes one advantage per response, not one a token; got credit=reward_to_go. Choose "
         "credit=outcome, or surrogate=clip."
     ),
     "gspo,surrogate=aspo": (
@@ -385,7 +385,7 @@ FENCED = {
         "ratio=sequence. Choose ratio=token, ratio=sequence_token, or surrogate.fraction=none."
     ),
     "gspo,credit=reward_to_go": (
-        "gspo: ratio=sequence has one value a response and takes one advantage a response, not one a token; got "
+        "gspo: ratio=sequence has one value per response and takes one advantage per response, not one a token; got "
         "credit=reward_to_go. Choose ratio=sequence_token, ratio=token, or credit=outcome."
     ),
     "topr,credit=process": "got credit=process. Choose credit=outcome.",

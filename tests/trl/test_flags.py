@@ -263,7 +263,7 @@ REFUSALS = {
     "importance_sampling_level against the surrogate": (
         "gv_grpo,credit=reward_to_go",
         {"importance_sampling_level": "sequence"},
-        "importance_sampling_level='sequence': grpo: ratio=sequence has one value a response and takes one advantage",
+        "importance_sampling_level='sequence': grpo: ratio=sequence has one value per response and takes one advantage",
     ),
     "top_entropy_quantile 0": (
         "gv_grpo",

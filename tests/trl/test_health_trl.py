@@ -7,6 +7,8 @@ import tiny_model
 import torch
 import trl_engine
 from grpo_variants_trl import VariantGRPOConfig
+from grpo_variants_trl.builtin import opening
+from trl import GRPOConfig
 from trl_runs import logged, make
 
 import grpo_variants as gv
@@ -289,6 +291,20 @@ BUILT_IN = [
         "arXiv:2506.02864.",
     ),
 ]
+
+
+def test_a_setting_that_no_variant_has_stops_no_run_of_trls_own(tmp_path, capsys):
+    make(tmp_path, "grpo", delta=1.1, max_steps=1).train()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("objective: ")]
+    assert line.startswith(
+        "objective: TRL's own loss_type='grpo'; the paper's is loss_type='gv_grpo', which does not take a setting of "
+        "this run: delta=1.1 is below 1 + 0.2,"
+    )
+
+
+def test_a_loss_type_of_a_derived_trainer_is_its_own(tmp_path):
+    config = GRPOConfig(str(tmp_path), loss_type="mine", use_cpu=True, bf16=False)
+    assert opening(config) == "objective: loss_type='mine' of this trainer's own."
 
 
 @pytest.mark.parametrize(("flags", "line"), BUILT_IN)

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import tiny_model
 import torch
 from grpo_variants_trl import step_statistics
+from grpo_variants_trl import trainer as trainer_module
 from trl_runs import join, logged, make, steps_of, weights
 
 import grpo_variants as gv
@@ -131,9 +133,16 @@ def test_the_pass_for_the_statistic_runs_for_the_members_that_need_it_only(tmp_p
     assert (seen.count(False), seen.count(True)) == (passes, 1)
 
 
-def test_evaluation_takes_the_statistic_of_its_batch(tmp_path):
-    import tiny_model
+def test_evaluation_takes_the_statistic_of_its_batch(tmp_path, monkeypatch):
+    trainer = make(tmp_path, f"gv_{SPECS[0]}", max_steps=1, eval_dataset=tiny_model.dataset(8))
+    seen, compute = [], trainer_module.policy_loss
 
-    trainer = make(tmp_path, "gv_bapo", max_steps=1, eval_dataset=tiny_model.dataset(8), beta=0.0)
-    found = trainer.evaluate()
-    assert abs(found["eval_loss"]) < 10
+    def computing(variant, x, counts):
+        seen.append((counts.thresholds["entropy"].item(), variant.thresholds(x)["entropy"].item()))
+        return compute(variant, x, counts)
+
+    monkeypatch.setattr(trainer_module, "policy_loss", computing)
+    trainer.evaluate()
+    assert len(seen) == 4
+    assert len({given for given, _ in seen}) > 1
+    assert [given for given, _ in seen] == pytest.approx([own for _, own in seen], rel=1e-6)

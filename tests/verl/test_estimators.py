@@ -297,7 +297,7 @@ def test_an_infinite_reward_is_reported_once_a_run_and_by_name(reported):
     assert reported() == [
         "gv_rloo: the reward of row 3 (uid a) is -inf at token 2. What is not finite is missing: such a response has "
         "advantage 0 and is in no statistic. Let the reward function return a finite number, or NaN for a response "
-        "that it cannot judge. This is said once a run."
+        "that it cannot judge. This is said once per run."
     ]
 
 

@@ -345,7 +345,7 @@ REFUSED = {
     ),
     "ends that do not go together": (
         [f"{ESTIMATOR}=gv_reinforce_pp", options("singleton=zero"), f"{LOSS}=gv_gspo"],
-        "ratio=sequence has one value a response and takes one advantage a response, not one a token",
+        "ratio=sequence has one value per response and takes one advantage per response, not one a token",
         [
             loss_later("ratio=sequence_token", class_too=True),
             loss_later("ratio=token", class_too=True),
@@ -354,7 +354,7 @@ REFUSED = {
     ),
     "a loss that does not go together with an estimator of verl's": (
         [f"{ESTIMATOR}=reinforce_plus_plus", f"{LOSS}=gv_gspo"],
-        "ratio=sequence has one value a response and takes one advantage a response, not one a token",
+        "ratio=sequence has one value per response and takes one advantage per response, not one a token",
         [loss_later("ratio=sequence_token", class_too=True), loss_later("ratio=token", class_too=True)],
     ),
 }

@@ -87,7 +87,7 @@ def with_options(text, estimator):
     ],
 )
 def test_a_token_credit_with_several_outputs_is_refused_with_a_way_out_that_works(host, estimator, options, fixed):
-    """The rule of the run decides, not the one that is registered: reinforce alone has one advantage a response."""
+    """The rule of the run decides, not the one that is registered: reinforce alone has one advantage per response."""
     _, utils, _ = host
     keys = ["a_0_0", "a_0_1", "a_1_0"]
 
