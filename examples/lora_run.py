@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+import signal
+import textwrap
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ Answers = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class Settings:
-    """The numbers of a run."""
+    """The numbers of a run, the folder that it writes into, and its model's name."""
 
     variant: str
     steps: int
@@ -49,6 +53,7 @@ class Settings:
     rank: int
     seed: int
     output: Path
+    model: str
 
     def config(self) -> gvt.VariantGRPOConfig:
         """The trainer's configuration; raises ValueError for what TRL cannot run, before a model is loaded."""
@@ -117,10 +122,13 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Result:
-    """Held-out reward and answers at both ends, the reward of every step, and the files by what they are."""
+    """Held-out reward and answers at both ends, the reward of every step, and the files by what they are.
+
+    after: None for a run that was stopped.
+    """
 
     before: float
-    after: float
+    after: float | None
     answers_before: Answers
     answers_after: Answers
     curve: Curve
@@ -128,14 +136,19 @@ class Result:
 
 
 class Display(TrainerCallback):
-    """Shows the steps as they pass, and keeps the reward of each."""
+    """Shows the steps as they pass, with the time that they take, and keeps the reward of each."""
 
     def __init__(self, steps: int, console: Console) -> None:
         self.curve: Curve = []
+        self.steps = steps
         self.every = max(1, steps // 20)
+        self.started = time.monotonic()
         columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
         self.progress = Progress(TextColumn("training"), *columns, console=console, transient=True)
         self.task = self.progress.add_task("training", total=steps)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.started = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         if "reward" not in logs:
@@ -147,9 +160,54 @@ class Display(TrainerCallback):
             length, entropy = logs["completions/mean_length"], logs["entropy"]
             rounds = logs.get("gv/filter/rounds")
             self.progress.console.print(
-                f"step {step:>3}   reward {logs['reward']:.2f}   answer length {length:4.1f}   entropy {entropy:.2f}"
-                + ("" if rounds is None else f"   rounds of new prompts {rounds:.0f}")
+                f"step {step:>3}  reward {logs['reward']:.2f}  answer length {length:4.1f}  entropy {entropy:.2f}"
+                + ("" if rounds is None else f"  rounds of new prompts {rounds:.0f}")
+                + f"  {self.times(step)}",
+                soft_wrap=True,
             )
+
+    def times(self, step: int) -> str:
+        """Time since the start, and what the rest takes if its steps take as long."""
+        elapsed = time.monotonic() - self.started
+        return f"{_clock(elapsed)} elapsed, {_clock(elapsed / step * (self.steps - step))} left"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}"
+
+
+class Stop(TrainerCallback):
+    """Ctrl-C ends the run after the step that is under way; a second one ends it at once."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.asked = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop |= self.asked
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take Ctrl-C over while a run trains; one that was stopped then writes its files undisturbed."""
+        signal.signal(signal.SIGINT, self._first)
+        with suppress(KeyboardInterrupt):
+            yield
+        signal.signal(signal.SIGINT, signal.SIG_IGN if self.asked else signal.default_int_handler)
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Put back afterwards what Ctrl-C did before."""
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _first(self, number: int, frame: Any) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.console.print("Ctrl-C: the run ends after this step and keeps its adapter; once more ends it at once.")
 
 
 def last_message(text: str | list[dict[str, str]]) -> str:
@@ -185,7 +243,36 @@ def run(
     reward: Reward,
     console: Console,
 ) -> Result:
-    """Measure, train, measure again, and write adapter, card and curve into the output folder."""
+    """Measure, train, measure again, and write adapter, card and curve into the output folder.
+
+    A run that Ctrl-C stops keeps what its steps have learnt.
+    """
+    trainer, recorder = prepared(settings, config, loaded, rows, reward)
+    with console.status("Measuring the reward on held-out prompts"):
+        before, answers_before = measure(trainer, recorder)
+    console.print(f"held-out reward before training {before:.2f}")
+    stop = Stop(console)
+    with stop.put_back():
+        curve = train(trainer, settings.steps, console, stop)
+        if not curve:
+            return Result(before, None, answers_before, {}, curve, {})
+        trainer.save_model()
+        after, answers_after = None, Answers()
+        if not stop.asked:
+            with console.status("Measuring the reward on held-out prompts again"), suppress(KeyboardInterrupt):
+                after, answers_after = measure(trainer, recorder)
+        result = Result(before, after, answers_before, answers_after, curve, {})
+        return replace(result, files=save_results(result, settings, trainer.variant_card))
+
+
+def prepared(
+    settings: Settings,
+    config: gvt.VariantGRPOConfig,
+    loaded: tuple[PreTrainedModel, Any],
+    rows: tuple[Dataset, Dataset],
+    reward: Reward,
+) -> tuple[gvt.VariantGRPOTrainer, Recorder]:
+    """The trainer of a run, and the recorder of what its model answers."""
     set_seed(settings.seed)  # the trainer sets it only after the adapter has drawn its first weights
     model, tokenizer = loaded
     recorder = Recorder(reward, end_tokens(model, tokenizer))
@@ -200,21 +287,7 @@ def run(
         peft_config=settings.lora(),
     )
     trainer.remove_callback(PrinterCallback)
-    with console.status("Measuring the reward on held-out prompts"):
-        before, answers_before = measure(trainer, recorder)
-    console.print(f"held-out reward before training {before:.2f}")
-    curve = train(trainer, settings.steps, console)
-    with console.status("Measuring the reward on held-out prompts again"):
-        after, answers_after = measure(trainer, recorder)
-    trainer.save_model()
-    files = {
-        "adapter": settings.output / "adapter_model.safetensors",
-        "model card": save_model_card(trainer.variant_card, before, after, settings.output / "README.md"),
-        "variant card": settings.output / FILE_NAME,
-        "reward curve": save_picture(curve, before, after, settings.output / "reward_curve.png"),
-        "as numbers": save_table(curve, settings.output / "reward_curve.csv"),
-    }
-    return Result(before, after, answers_before, answers_after, curve, files)
+    return trainer, recorder
 
 
 def measure(trainer: gvt.VariantGRPOTrainer, recorder: Recorder) -> tuple[float, Answers]:
@@ -224,20 +297,39 @@ def measure(trainer: gvt.VariantGRPOTrainer, recorder: Recorder) -> tuple[float,
     return reward, dict(recorder.answers)
 
 
-def train(trainer: gvt.VariantGRPOTrainer, steps: int, console: Console) -> Curve:
+def train(trainer: gvt.VariantGRPOTrainer, steps: int, console: Console, stop: Stop) -> Curve:
     """Train under a progress display; returns the mean reward of every step."""
     display = Display(steps, console)
     trainer.add_callback(display)
-    with display.progress:
+    trainer.add_callback(stop)
+    with display.progress, stop.listening():
         trainer.train()
     return display.curve
 
 
-def save_model_card(card: Card, before: float, after: float, path: Path) -> Path:
+def save_results(result: Result, settings: Settings, card: Card) -> dict[str, Path]:
+    """Write model card, curve and picture beside the adapter; returns every file by what it is."""
+    folder = settings.output
+    return {
+        "adapter": folder / "adapter_model.safetensors",
+        "model card": save_model_card(card, result, settings, folder / "README.md"),
+        "variant card": folder / FILE_NAME,
+        "reward curve": save_picture(result, settings, folder / "reward_curve.png"),
+        "as numbers": save_table(result.curve, folder / "reward_curve.csv"),
+    }
+
+
+def save_model_card(card: Card, result: Result, settings: Settings, path: Path) -> Path:
     """Put the objective and the result into the model card that PEFT has written, whose header says what it adapts."""
     written = ModelCard.load(path)
-    written.text = f"# LoRA adapter\n\nReward on held-out prompts: {before:.2f} before training, {after:.2f} after.\n\n"
-    written.text += card.paragraph()
+    header, named = written.data, f"base_model:adapter:{written.data.base_model}"
+    header.tags = [f"base_model:adapter:{settings.model}" if tag == named else tag for tag in header.tags or ()]
+    header.base_model = settings.model
+    after = "not measured, since the run was stopped" if result.after is None else f"{result.after:.2f} after"
+    steps = f"Optimizer steps: {result.curve[-1][0]} of {settings.steps}."
+    reward = f"Reward on held-out prompts: {result.before:.2f} before training, {after}."
+    cited = f"## Citation\n\n```bibtex\n{card.bibtex()}\n```\n" if card.bibtex() else ""
+    written.text = "\n\n".join(["# LoRA adapter", steps, reward, card.paragraph().rstrip(), cited])
     written.save(path)
     return path
 
@@ -249,14 +341,19 @@ def save_table(curve: Curve, path: Path) -> Path:
     return path
 
 
-def save_picture(curve: Curve, before: float, after: float, path: Path) -> Path:
+def save_picture(result: Result, settings: Settings, path: Path) -> Path:
     """Draw the mean reward of every step, with the held-out reward at both ends."""
-    steps, rewards = zip(*curve, strict=True)
+    steps, rewards = zip(*result.curve, strict=True)
+    held_out = [(0, result.before), *([] if result.after is None else [(steps[-1], result.after)])]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, rewards, marker="o", label="training prompts")
-    axes.plot((0, steps[-1]), (before, after), "s", color="black", label="held-out prompts")
-    axes.set(xlabel="optimizer step", ylabel="mean reward", ylim=(min(0.0, *rewards, before, after), None))
+    axes.plot(*zip(*held_out, strict=True), "s", color="black", label="held-out prompts")
+    lowest = min(0.0, *rewards, *(reward for _, reward in held_out))
+    axes.set(xlabel="optimizer step", ylabel="mean reward", ylim=(lowest, None))
+    # A spec string has no spaces to break at but its commas.
+    title = textwrap.fill(f"{settings.variant.replace(',', ', ')} on {settings.model}", 80, break_long_words=False)
+    axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)

@@ -250,6 +250,10 @@ def reward(
     answers: list[Collection[str] | None] | None = None,
     **_: object,
 ) -> list[float]:
-    """The scores of a batch, in the form that TRL calls: texts or chat messages, and the dataset's columns."""
+    """1 for one written word that is a right answer, 0.4 for another written word, 0 for more words or a cut answer.
+
+    In the form that TRL calls: texts or chat messages, and the dataset's columns. Without a column of answers every
+    written word is right.
+    """
     texts = [text if isinstance(text, str) else text[-1]["content"] for text in completions]
     return [score(*each) for each in zip(texts, ended, answers or [None] * len(texts), strict=True)]

@@ -12,8 +12,10 @@ Needs: pip install ".[trl,report]" gguf
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +26,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from run_folder import folder_name
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from grpo_variants import Variant
 
 FILES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+LONGEST_ANSWER = 300
+STOPPED = 130  # the exit status of a run that Ctrl-C has stopped
 console = Console(highlight=False)
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -51,7 +56,7 @@ def main(
     rank: Annotated[int, typer.Option(min=1, help="Of the LoRA matrices.")] = 16,
     held_out: Annotated[int, typer.Option(min=1, help="Prompts of --dataset kept for the comparison.")] = 8,
     seed: Annotated[int, typer.Option(help="Of prompts, adapter and sampling.")] = 0,
-    output: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("runs/quickstart"),
+    output: Annotated[Path | None, typer.Option(help="Folder to write into; by default runs/ and the variant.")] = None,
 ) -> None:
     """Train a language model with LoRA and any variant, and compare its answers before and after.
 
@@ -66,8 +71,11 @@ def main(
     scorer = checked_reward(reward)
     check_source("--model", model, folder=True)
     check_source("--dataset", dataset, folder=False)
+    folder = Path("runs") / folder_name(str(chosen)) if output is None else output
+    check_output(folder, chosen)
     with console.status("Loading PyTorch, transformers and TRL"):
         import lora_run
+        from grpo_variants_trl.model_card import name_of
     settings = lora_run.Settings(
         variant=str(chosen),
         steps=steps,
@@ -78,13 +86,30 @@ def main(
         temperature=temperature,
         rank=rank,
         seed=seed,
-        output=output,
+        output=folder,
+        model=name_of(model),
     )
     config = checked_config(settings)
     rows = load_rows(dataset, held_out, seed)
-    announce(chosen, settings)
+    announce(chosen, settings, scorer)
     result = lora_run.run(settings, config, loaded_model(model), rows, scorer, console)
     report(result, chosen)
+    if result.after is None:
+        raise typer.Exit(STOPPED)
+
+
+def check_output(folder: Path, variant: Variant) -> None:
+    """Refuse a folder that holds another variant's adapter, which the run would overwrite."""
+    from grpo_variants.card import read_card
+
+    if not (folder / "adapter_model.safetensors").exists():
+        return
+    try:
+        spec = (read_card(folder) or {}).get("spec", "another run")
+    except ValueError as error:
+        spec = f"a run whose card cannot be read ({error})"
+    if spec != str(variant):
+        raise typer.BadParameter(f"{folder} holds the adapter of {spec}; give another folder.", param_hint="--output")
 
 
 def set_environment(downloads: bool) -> None:
@@ -191,13 +216,16 @@ def kept_smollm2() -> Path:
     return folder
 
 
-def announce(variant: Variant, settings: Settings) -> None:
+def announce(variant: Variant, settings: Settings, reward: Reward) -> None:
     from grpo_variants.shaping import Mask
 
     console.print(
         f"{settings.steps} steps with {escape(str(variant))}: {settings.batch} answers each, "
         f"{settings.generations} to a prompt, at most {settings.max_tokens} tokens"
     )
+    criterion = " ".join((inspect.getdoc(reward) or "").partition("\n\n")[0].split())
+    if criterion:
+        console.print(f"reward {reward.__module__}.{reward.__name__}: {escape(criterion)}")
     if isinstance(variant.overlong, Mask):
         console.print(
             f"[yellow]Note:[/] {variant.name} leaves answers that are cut at --max-tokens out of the loss. If most are "
@@ -207,14 +235,14 @@ def announce(variant: Variant, settings: Settings) -> None:
 
 def report(result: Result, variant: Variant) -> None:
     """Print what changed, where everything is, and what to try next."""
-    table = Table(title="One answer to each held-out prompt", title_justify="left", box=None)
-    for column in ("prompt", "before", "after"):
-        table.add_column(column, no_wrap=True, overflow="ellipsis", max_width=console.width // 3 - 2)
-    for prompt, answers in result.answers_before.items():
-        shown = prompt, answers[0], result.answers_after[prompt][0]
-        table.add_row(*(escape(" ".join(text.split())) for text in shown))
-    console.print(table)
-    console.print(f"\n[bold]Reward on held-out prompts: {result.before:.2f} before, {result.after:.2f} after[/]\n")
+    if not result.curve:
+        console.print("Stopped before the first step was done: no adapter was written.")
+        return
+    if result.after is None:
+        console.print(f"\n[bold]Stopped after step {result.curve[-1][0]}; the adapter of these steps is kept.[/]\n")
+    else:
+        console.print(answers_table(result))
+        console.print(f"\n[bold]Reward on held-out prompts: {result.before:.2f} before, {result.after:.2f} after[/]\n")
     for what, path in result.files.items():
         console.print(f"{what:<13}{path}", soft_wrap=True)
     console.print()
@@ -223,9 +251,20 @@ def report(result: Result, variant: Variant) -> None:
         scripts = scripts.relative_to(Path.cwd())
     for what, command in (
         (f"What {variant.name} is:", f"grpo-variants show {variant.name}"),
-        ("Another of the family:", f"python {sys.argv[0]} --variant rloo --output runs/rloo"),
+        ("Another of the family:", f"python {sys.argv[0]} --variant rloo"),
     ):
         console.print(f"{what:<23}{scripts}/{command}", soft_wrap=True)
+
+
+def answers_table(result: Result) -> Table:
+    """One answer to each held-out prompt at both ends: the whole prompt, and the start of a long answer."""
+    table = Table(title="One answer to each held-out prompt", title_justify="left", box=None)
+    for column in ("prompt", "before", "after"):
+        table.add_column(column, overflow="fold")
+    for prompt, answers in result.answers_before.items():
+        shown = (textwrap.shorten(text, LONGEST_ANSWER) for text in (answers[0], result.answers_after[prompt][0]))
+        table.add_row(*map(escape, (prompt, *shown)))
+    return table
 
 
 if __name__ == "__main__":

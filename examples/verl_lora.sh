@@ -9,7 +9,7 @@
 #   examples/verl_lora.sh --print [--cpu-smoke] SPEC [overrides]
 #       Only print verl's overrides, one a line.
 #
-# Environment: PYTHON (python), MODEL (Qwen/Qwen2.5-1.5B-Instruct), DATA (data/gsm8k), OUT (runs/verl), GPUS (1).
+# Environment: PYTHON (python), MODEL (Qwen/Qwen2.5-1.5B-Instruct), DATA (data/gsm8k), OUT (runs/verl/<variant>), GPUS (1).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -25,13 +25,13 @@ while [[ ${1:-} == --* ]]; do
 done
 spec=${1:?give a variant, for example: $0 --cpu-smoke rloo}
 shift
-out=${OUT:-$root/runs/verl}
 gpus=${GPUS:-1}
 
 # The variant: estimator, loss, aggregation, KL, clip and filter, as one command prints them.
 command="from grpo_variants.cli.app import main; main()"
 variant=$("$python" -c "$command" translate "$spec" --to verl)
 eval "variant=($(printf '%s\n' "$variant" | grep -v '^#'))"
+out=${OUT:-$root/runs/verl/$("$python" "$root/examples/run_folder.py" "$spec")}
 
 lora=(
   actor_rollout_ref.model.lora_rank=32

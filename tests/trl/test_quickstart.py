@@ -4,21 +4,28 @@ import csv
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import lora_run
 import one_word
 import pytest
 import quickstart
+import run_folder
 import smollm2
 import torch
+import typer
 from datasets import Dataset
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 from typer.testing import CliRunner
+
+import grpo_variants as gv
+from grpo_variants.card import Card
 
 SCRIPT = Path(quickstart.__file__)
 WORDS = ["<end>", "name", "a", "color", "fruit", "red", "blue", "apple"]
@@ -234,24 +241,137 @@ def test_a_reward_of_the_current_folder_is_found(tmp_path):
     assert quickstart.checked_reward("my_quickstart_rewards.score")(["p"], ["c"], ended=[True]) == [2.0]
 
 
+def settings_for(variant, folder="out"):
+    return lora_run.Settings(variant, 12, 32, 8, 12, 1e-3, 1.0, 16, 0, Path(folder), "Qwen2.5-0.5B")
+
+
 def test_a_variant_that_drops_cut_answers_is_announced(capsys):
-    settings = lora_run.Settings("dapo", 12, 32, 8, 12, 1e-3, 1.0, 16, 0, Path("out"))
-    quickstart.announce(quickstart.checked_variant("dapo"), settings)
+    quickstart.announce(quickstart.checked_variant("dapo"), settings_for("dapo"), one_word.reward)
     assert "dapo,overlong=keep" in " ".join(capsys.readouterr().out.split())
-    quickstart.announce(quickstart.checked_variant("gv_grpo"), settings)
+    quickstart.announce(quickstart.checked_variant("gv_grpo"), settings_for("grpo"), one_word.reward)
     assert "overlong" not in capsys.readouterr().out
 
 
-def test_report_shows_long_answers_beside_short_ones(capsys):
-    before, after = {"q" * 90: ["x" * 90, "other"]}, {"q" * 90: ["apple", "other"]}
-    result = lora_run.Result(0.031, 0.934, before, after, [(1, 0.5)], {"adapter": Path("out/adapter")})
-    quickstart.report(result, quickstart.checked_variant("gspo"))
-    lines = capsys.readouterr().out.splitlines()
-    row = next(line for line in lines if "qqq" in line)
-    assert re.fullmatch(r" *q+\W+x+\W+apple *", row)
-    assert len(row) <= quickstart.console.width
+def test_the_criterion_of_the_reward_is_announced(capsys):
+    def bare(prompts, completions, **_):
+        return [0.0]
+
+    quickstart.announce(gv.get("grpo"), settings_for("grpo"), one_word.reward)
+    assert (
+        "reward one_word.reward: 1 for one written word that is a right answer, 0.4 for another written word, 0 for "
+        "more words or a cut answer."
+    ) in " ".join(capsys.readouterr().out.split())
+    quickstart.announce(gv.get("grpo"), settings_for("grpo"), bare)
+    assert "reward" not in capsys.readouterr().out
+
+
+# Where a run writes
+
+
+FOLDERS = {
+    "rloo": "rloo",
+    "grpo,kl=none": "grpo__kl=none",
+    "dapo,kl=k3,surrogate.high=0.3,kl.beta=0.01": "dapo__kl=k3__surrogate.high=0.3__kl.beta=0.01",
+    "dapo,correction=geometric_mask+token_truncate": "dapo__correction=geometric_mask+token_truncate",
+    "dapo,filter.metric=../../acc": "dapo__filter.metric=..-..-acc-0c1116cd",
+}
+
+
+@pytest.mark.parametrize("spec", FOLDERS)
+def test_a_spec_string_as_a_folder(spec):
+    assert run_folder.folder_name(spec) == FOLDERS[spec]
+
+
+def test_no_two_spec_strings_share_a_folder():
+    specs = [*gv.names(), *FOLDERS, "my__own", "my,own", "dapo,filter.metric=a/b", "dapo,filter.metric=a-b"]
+    specs += ["grpo," + "a" * 200 + tail for tail in "xy"]
+    folders = [run_folder.folder_name(spec) for spec in specs]
+    assert len(set(folders)) == len(set(specs))
+    assert all(Path(name).name == name and len(name) < 120 for name in folders)
+
+
+def test_a_run_writes_to_a_folder_of_its_own_variant(run, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(quickstart, "announce", lambda variant, settings, reward: chosen.append(settings.output))
+    for variant in ("rloo", "Dr. GRPO,scale=group_std"):
+        assert run("--variant", variant).exit_code != 0  # where it loads the model, which is an error here
+    assert chosen == [Path("runs/rloo"), Path("runs/dr_grpo__scale=group_std")]
+
+
+def test_another_variants_adapter_is_never_overwritten(run, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for spec, other in (("rloo", "grpo"), ("grpo,kl=none", "grpo")):
+        (folder / "adapter_model.safetensors").write_bytes(b"weights")
+        Card(variant=gv.get(spec), host="trl").write(folder)
+        done = run("--variant", other, "--output", "mine")
+        assert done.exit_code == 2
+        assert f"--output: mine holds the adapter of {spec}; give another folder." in " ".join(
+            done.output.replace("│", "").split()
+        )
+        quickstart.check_output(folder, gv.get(spec))
+    (folder / "grpo_variant.json").write_text("{")
+    with pytest.raises(typer.BadParameter, match="holds the adapter of a run whose card cannot be read"):
+        quickstart.check_output(folder, gv.get("grpo"))
+    (folder / "grpo_variant.json").unlink()
+    with pytest.raises(typer.BadParameter, match="mine holds the adapter of another run; give another folder"):
+        quickstart.check_output(folder, gv.get("grpo"))
+    assert (folder / "adapter_model.safetensors").read_bytes() == b"weights"
+
+
+# What a run shows
+
+
+def result_of(after, steps=3, prompt="q" * 90):
+    curve = [(step, 0.25 * step) for step in range(1, steps + 1)]
+    answers = {prompt: ["x" * 400, "other"]}, {prompt: ["apple", "other"]}
+    return lora_run.Result(0.031, after, *answers, curve, {"adapter": Path("out/adapter")})
+
+
+def test_report_shows_whole_prompts_and_the_start_of_long_answers(capsys):
+    quickstart.report(result_of(0.934, prompt="Name a thing of this kind: " + "w " * 70 + "end?"), gv.get("gspo"))
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    table = lines[: next(i for i, line in enumerate(lines) if line.startswith("Reward on"))]
+    assert max(map(len, table)) <= quickstart.console.width
+    assert "".join(table).count("w ") >= 70
+    assert "end?" in text
+    assert "…" not in text
+    assert "[...]" in text
+    assert text.count("x") < 400
+    assert "apple" in text
     assert "Reward on held-out prompts: 0.03 before, 0.93 after" in lines
     assert "adapter      out/adapter" in lines
+
+
+def test_report_of_a_run_that_was_stopped(capsys):
+    quickstart.report(result_of(None), gv.get("gspo"))
+    text = capsys.readouterr().out
+    assert "Stopped after step 3; the adapter of these steps is kept." in text
+    assert "adapter      out/adapter" in text
+    quickstart.report(lora_run.Result(0.1, None, {}, {}, [], {}), gv.get("gspo"))
+    assert capsys.readouterr().out == "Stopped before the first step was done: no adapter was written.\n"
+
+
+def test_elapsed_and_remaining_time(monkeypatch):
+    display = lora_run.Display(20, quickstart.console)
+    monkeypatch.setattr(lora_run.time, "monotonic", lambda: display.started + 75.4)
+    assert display.times(5) == "1:15 elapsed, 3:46 left"
+    assert display.times(20) == "1:15 elapsed, 0:00 left"
+
+
+@pytest.mark.parametrize(("after", "ends"), [(0.9, [0.031, 0.9]), (None, [0.031])])
+def test_the_plot_names_variant_and_model(tmp_path, monkeypatch, after, ends):
+    drawn = []
+    monkeypatch.setattr(lora_run.Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
+    spec = "dapo,kl=k3,surrogate.high=0.3,kl.beta=0.01,correction=token_truncate,correction.cap=3.0"
+    lora_run.save_picture(result_of(after), settings_for(spec), tmp_path / "curve.png")
+    (axes,) = drawn[0].axes
+    title = axes.get_title()
+    assert title.replace("\n", " ") == f"{spec.replace(',', ', ')} on Qwen2.5-0.5B"
+    assert max(map(len, title.splitlines())) <= 80
+    assert list(axes.lines[0].get_ydata()) == [0.25, 0.5, 0.75]
+    assert list(axes.lines[1].get_ydata()) == ends
 
 
 # The whole script
@@ -294,15 +414,18 @@ def project(tmp_path_factory):
     return folder
 
 
+def environment(project):
+    return {**os.environ, "HF_HOME": str(project / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+
+
 @pytest.fixture(scope="module")
 def finished(project):
     arguments = "--model model --dataset rows.jsonl --variant grpo,kl=none --steps 3 --batch 16 --generations 8"
     arguments += " --max-tokens 4 --held-out 2 --seed 3 --output out --rank 4"
-    environment = {**os.environ, "HF_HOME": str(project / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments.split()],
         cwd=project,
-        env=environment,
+        env=environment(project),
         capture_output=True,
         text=True,
         timeout=300,
@@ -331,12 +454,18 @@ def test_script_writes_the_card(project, finished):
     model_card = (project / "out" / "README.md").read_text()
     assert f"objective hash `{card['hash']}`" in model_card
     assert "base_model: model\n" in model_card
+    assert "- base_model:adapter:model\n" in model_card
+    assert "@misc{grpo2024," in model_card
+    assert "Optimizer steps: 3 of 3." in model_card
     assert "More Information Needed" not in model_card
+    assert str(project) not in model_card
 
 
 @pytest.mark.slow
 def test_script_writes_the_curve_that_it_showed(project, finished):
-    shown = re.findall(r"^step +(\d+) +reward (\d\.\d\d)", finished.stdout, re.MULTILINE)
+    shown = re.findall(
+        r"^step +(\d+) +reward (\d\.\d\d) .* \d+:\d\d elapsed, \d+:\d\d left$", finished.stdout, re.MULTILINE
+    )
     with (project / "out" / "reward_curve.csv").open() as file:
         header, *curve = csv.reader(file)
     assert header == ["step", "reward"]
@@ -357,3 +486,40 @@ def test_script_says_what_changed_and_where_it_is(finished):
     assert re.search(r"^ name a (color|fruit)", text, re.MULTILINE)
     assert "--variant rloo" in text
     assert "Warning" not in finished.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_keeps_the_adapter_and_says_where(project, presses):
+    """A second one does not wait for the step to end."""
+    arguments = "--model model --dataset rows.jsonl --variant rloo --steps 5000 --batch 16 --generations 8"
+    arguments += f" --max-tokens 4 --held-out 2 --output stopped{presses} --rank 4"
+    run = subprocess.Popen(
+        [sys.executable, "-u", str(SCRIPT), *arguments.split()],
+        cwd=project,
+        env=environment(project) | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        shown = next(line for line in run.stdout if line.startswith("step "))
+        for _ in range(presses):
+            run.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        rest, errors = run.communicate(timeout=240)
+    finally:
+        run.kill()
+    folder = project / f"stopped{presses}"
+    assert run.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "Ctrl-C: the run ends after this step and keeps its adapter; once more ends it at once." in rest
+    step = int(re.search(r"Stopped after step (\d+); the adapter of these steps is kept", rest)[1])
+    assert int(shown.split()[1]) <= step < 5000
+    assert f"adapter      stopped{presses}/adapter_model.safetensors" in rest
+    assert any(
+        torch.any(value != 0) for name, value in load_file(folder / "adapter_model.safetensors").items() if "_B" in name
+    )
+    assert f"Optimizer steps: {step} of 5000." in (folder / "README.md").read_text()
+    assert "not measured, since the run was stopped" in (folder / "README.md").read_text()
+    assert len((folder / "reward_curve.csv").read_text().splitlines()) == step + 1
