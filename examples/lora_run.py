@@ -157,10 +157,12 @@ class Display(TrainerCallback):
         self.curve.append((step, logs["reward"]))
         self.progress.update(self.task, completed=step)
         if step % self.every == 0:
-            length, entropy = logs["completions/mean_length"], logs["entropy"]
+            length = logs["completions/mean_length"]
+            # A step in which no group has a signal scores no token, and so has no entropy.
+            entropy = f"{logs['entropy']:.2f}" if "entropy" in logs else "-"
             rounds = logs.get("gv/filter/rounds")
             self.progress.console.print(
-                f"step {step:>3}  reward {logs['reward']:.2f}  answer length {length:4.1f}  entropy {entropy:.2f}"
+                f"step {step:>3}  reward {logs['reward']:.2f}  answer length {length:4.1f}  entropy {entropy:>4}"
                 + ("" if rounds is None else f"  rounds of new prompts {rounds:.0f}")
                 + f"  {self.times(step)}",
                 soft_wrap=True,

@@ -19,9 +19,10 @@ import smollm2
 import torch
 import typer
 from datasets import Dataset
+from rich.console import Console
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerState, set_seed
 from typer.testing import CliRunner
 
 import grpo_variants as gv
@@ -523,3 +524,14 @@ def test_ctrl_c_keeps_the_adapter_and_says_where(project, presses):
     assert f"Optimizer steps: {step} of 5000." in (folder / "README.md").read_text()
     assert "not measured, since the run was stopped" in (folder / "README.md").read_text()
     assert len((folder / "reward_curve.csv").read_text().splitlines()) == step + 1
+
+
+def test_a_step_without_a_scored_token_is_shown_without_entropy(capsys):
+    display = lora_run.Display(20, Console(width=200))
+    logs = {"reward": 0.5, "completions/mean_length": 3.0}
+    for step, seen in ((1, logs | {"entropy": 1.25}), (2, logs)):
+        display.on_log(None, TrainerState(global_step=step), None, seen)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("step   1  reward 0.50  answer length  3.0  entropy 1.25  ")
+    assert second.startswith("step   2  reward 0.50  answer length  3.0  entropy    -  ")
+    assert display.curve == [(1, 0.5), (2, 0.5)]
