@@ -25,7 +25,7 @@ FULL = ((16, 8192), (64, 512), (64, 2048), (64, 8192), (256, 512), (256, 2048), 
 def _tokens(rows: int, width: int) -> dict[str, Tensor]:
     """Ragged responses, off policy, so that both sides of the clip bind."""
     g = torch.Generator().manual_seed(0)
-    logp = -torch.rand(rows, width, generator=g) * 3
+    logp = -1 - torch.rand(rows, width, generator=g) * 3
     lengths = torch.randint(width // 2, width + 1, (rows, 1), generator=g)
     return {
         "logp": logp,

@@ -12,7 +12,7 @@ from grpo_variants.baseline import Greedy
 from grpo_variants.checks import unknown
 from grpo_variants.credit import Rule
 from grpo_variants.fast.advantages import fast_advantages
-from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, Samples, narrow, read_rollouts
+from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, Samples, check_rollouts, narrow, read_rollouts
 from grpo_variants.memory import Memory
 from grpo_variants.options import resolve
 from grpo_variants.variant import Variant
@@ -49,18 +49,49 @@ def advantages(
     variant = resolve(variant)
     _check_state(variant, state)
     rollouts = _as_rollouts(rewards, groups, inputs)
+    check_rollouts(rollouts)
     value = fast_advantages(variant, rollouts)
-    if value is not None:
-        return value
+    return _plain_advantages(variant, rollouts, state) if value is None else value
+
+
+def _plain_advantages(variant: Variant, rollouts: Rollouts, state: Memory | None) -> Tensor:
+    """`advantages`, part by part."""
     samples = read_rollouts(rollouts, variant.singleton, state)
+    _check_matrix(variant, samples)
+    try:
+        return _by_parts(variant, samples)
+    except NotImplementedError:
+        if not samples.rewards.is_meta:
+            raise
+        raise ValueError(
+            f"rewards is on the meta device, which holds no numbers, and {variant.name} has to look at them; give "
+            "tensors on another device."
+        ) from None
+
+
+@torch.no_grad()
+def _by_parts(variant: Variant, samples: Samples) -> Tensor:
     penalty = variant.kl if variant.kl is not None and variant.kl.placement == "reward" else None
-    with torch.no_grad():
-        samples = replace(samples, valid=_with_baseline(variant, samples))
-        samples = replace(samples, valid=variant.selection(samples))
-        samples = replace(samples, rewards=variant.transform(samples.rewards, samples))
-        value = variant.credit(samples, Rule(variant.baseline, variant.scale, penalty))
-        valid = samples.valid if value.dim() == 1 else samples.valid.unsqueeze(1)
-        return narrow(torch.where(valid, value, torch.zeros_like(value)), samples.dtype)
+    samples = replace(samples, valid=_with_baseline(variant, samples))
+    samples = replace(samples, valid=variant.selection(samples))
+    samples = replace(samples, rewards=variant.transform(samples.rewards, samples))
+    value = variant.credit(samples, Rule(variant.baseline, variant.scale, penalty))
+    valid = samples.valid if value.dim() == 1 else samples.valid.unsqueeze(1)
+    return narrow(torch.where(valid, value, torch.zeros_like(value)), samples.dtype)
+
+
+def _check_matrix(variant: Variant, samples: Samples) -> None:
+    """Raise ValueError for rewards [P, G] with an id a prompt, read as [N, K]: no response then has a sibling."""
+    count, width = samples.components.shape
+    compares = any(getattr(part, "of_group", False) for part in (variant.baseline, variant.scale))
+    named = samples.rollouts.reward_weights is not None
+    if compares and not named and width > 1 and count == samples.groups.count > 1:
+        raise ValueError(
+            f"rewards is [{count}, {width}] and each row has a group of its own: {count} responses without a sibling, "
+            f"and {width} reward functions. For {width} responses to each of {count} prompts give "
+            f"rewards.flatten() and groups=[p for p in range({count}) for _ in range({width})]; for {width} reward "
+            "functions give reward_weights= too."
+        )
 
 
 def _with_baseline(variant: Variant, samples: Samples) -> Tensor:

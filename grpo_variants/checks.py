@@ -8,6 +8,8 @@ from difflib import SequenceMatcher
 
 # Share of matching letters from which a word counts as mistyped rather than as another word; difflib's own cutoff.
 _NEAR = 0.6
+_TOO_LARGE = 2**63  # what no tensor's whole numbers hold
+_LONGEST = 60  # characters of a value that an error shows in full
 
 
 def check_number(
@@ -25,8 +27,17 @@ def check_number(
     allowed = _range_text(at_least, above, below, optional)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{where}={value!r} is not a number; allowed: {allowed}.")
-    if not math.isfinite(value) or not at_least <= value < below or value <= above:
-        raise ValueError(f"{where}={value!r} is out of range; allowed: {allowed}.")
+    representable = abs(value) < _TOO_LARGE if isinstance(value, int) else math.isfinite(value)
+    if not representable or not at_least <= value < below or value <= above:
+        raise ValueError(f"{where}={shown(value)} is out of range; allowed: {allowed}.")
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: its middle is left out where it is long."""
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        return f"(a whole number of {value.bit_length()} bits)"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:20]}...{text[-8:]} ({len(text)} characters)"
 
 
 def _range_text(at_least: float, above: float, below: float, optional: bool) -> str:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants.checks import check_choice, check_number
-from grpo_variants.groups import Groups
-from grpo_variants.inputs import Counts, Tokens, as_rewards
+from grpo_variants.inputs import Counts, Tokens, groups_of, read_table, read_valid
 from grpo_variants.masked import masked_quantile
 
 
@@ -27,23 +26,15 @@ def keep_groups(
     What is not finite, or None, is missing. groups: N hashable ids. valid: [N] bool.
     Returns [N] bool; the decision is the whole group's, groups are never split.
     """
-    table = _table(values)
-    dense = Groups.of(groups, table.device)
-    if len(dense.ids) != len(table):
-        raise ValueError(f"groups has {len(dense.ids)} entries for {len(table)} responses; give one a response.")
-    usable = ~table.isnan()
+    table = read_table("values", values)
+    dense, usable = groups_of(groups, table), ~table.isnan()
     if valid is not None:
-        usable &= torch.as_tensor(valid, device=table.device).bool().unsqueeze(1)
+        usable &= read_valid(valid, len(table), table.device).unsqueeze(1)
     kept = torch.zeros(dense.count, dtype=torch.bool, device=table.device)
     for column, here in zip(table.unbind(1), usable.unbind(1), strict=True):
         low, high = dense.low_and_high(column, here)
         kept |= low < high
     return kept[dense.ids]
-
-
-def _table(values: Tensor | Sequence[Any]) -> Tensor:
-    table = as_rewards(values, name="values")
-    return table if table.dim() == 2 else table.unsqueeze(1)
 
 
 class TokenFilter(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,10 +29,11 @@ class Groups:
     def of(cls, groups: Groups | Sequence[Hashable] | Tensor, device: torch.device | str = "cpu") -> Groups:
         """Dense ids from any hashable ids (prompts, uuids, tuples, integers), in order of first appearance.
 
-        Raises TypeError for ids that cannot be hashed.
+        Raises ValueError for what is no list of ids, TypeError for ids that cannot be hashed.
         """
         if isinstance(groups, Groups):
             return groups if groups.ids.device == torch.device(device) else replace(groups, ids=groups.ids.to(device))
+        count_ids(groups)
         ids = groups.reshape(-1).tolist() if isinstance(groups, (Tensor, np.ndarray)) else list(groups)
         try:
             return cls._in_runs(ids, device) or cls._hashed(ids, device)
@@ -146,6 +148,20 @@ class Groups:
     def is_singleton(self, valid: Tensor) -> Tensor:
         """Whether a sample is the only valid one of its group: [N] bool."""
         return (self.size(valid) == 1)[self.ids] & valid
+
+
+def count_ids(groups: object) -> int:
+    """Number of responses that ids are given for; raises ValueError for what is no list of ids."""
+    if isinstance(groups, Groups):
+        return len(groups)
+    if isinstance(groups, (Tensor, np.ndarray)):
+        return math.prod(groups.shape)
+    if not isinstance(groups, Collection) or isinstance(groups, (str, bytes, Mapping, Set)):
+        raise ValueError(
+            f"groups={groups!r} is no list of ids; give one hashable id a response, such as its prompt's index: "
+            "groups=[0, 0, 1, 1] for two responses to each of two prompts."
+        )
+    return len(groups)
 
 
 def whole(count: int, device: torch.device | str) -> Groups:

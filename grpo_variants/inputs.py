@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Union
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_variants.groups import Groups
+from grpo_variants.checks import check_number
+from grpo_variants.groups import Groups, count_ids
 from grpo_variants.masked import select
 from grpo_variants.memory import Memory
+from grpo_variants.values import (
+    check_devices,
+    check_flags,
+    check_lengths,
+    check_log_probabilities,
+    check_tensor,
+    readable,
+)
 
 Number = Union[int, float, Tensor]
 
@@ -112,20 +122,22 @@ def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = Non
     token_rewards, mask, incomplete = token_inputs(rollouts)
     components = _components(rollouts, token_rewards)
     count = components.shape[0]
-    if rollouts.groups is None:
-        raise ValueError("groups= is missing: give one hashable id a response (the prompt's index or uuid).")
-    groups = Groups.of(rollouts.groups, components.device)
-    _check_length("groups", len(groups.ids), count)
+    for name, value in given_tokens(rollouts).items():
+        _check_length(name, len(value), count)
+    groups = groups_of(rollouts.groups, components)
     total = _total(components, rollouts.reward_weights)
     # A total beyond the numbers' range (weights may do that) is no reward either.
     missing = unscored(components, rollouts.reward_weights) | ~total.isfinite()
     if incomplete is not None:
         _check_length("token_rewards", len(incomplete), count)
         missing = missing | incomplete
-    valid = ~missing & _vector("valid", rollouts.valid, count, components.device, torch.bool, True)
+    valid = ~missing
+    if rollouts.valid is not None:
+        valid = valid & read_valid(rollouts.valid, count, components.device)
     lengths = mask.sum(1) if rollouts.lengths is None and mask is not None else None
     if rollouts.lengths is not None:
-        lengths = _vector("lengths", rollouts.lengths, count, components.device, torch.long, 0)
+        lengths = read_lengths(rollouts.lengths, components.device).long()
+        _check_length("lengths", len(lengths), count)
     greedy = None if rollouts.greedy_rewards is None else _greedy_total(rollouts, components)
     # Responses that are equal stay equal: they are added in their own precision, and only then cast.
     return Samples(
@@ -146,11 +158,25 @@ def read_rollouts(rollouts: Rollouts, singleton: str, state: Memory | None = Non
 
 
 def as_floating(value: Any, device: torch.device | None = None, *, name: str = "values") -> Tensor:
-    """Tensor in float32, or float64 where it came as such; None becomes NaN. Raises ValueError for text."""
-    if isinstance(value, Sequence):
-        value = torch.tensor([_filled(row, name) for row in value])
-    tensor: Tensor = torch.as_tensor(value, device=device)
+    """Tensor in float32, or float64 where it came as such; None becomes NaN; raises ValueError for no numbers."""
+    tensor = value.to(device) if isinstance(value, Tensor) else _as_tensor(value, device, name)
+    if tensor.is_complex():
+        raise ValueError(f"{name} is of dtype {tensor.dtype}; allowed: real numbers.")
     return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _as_tensor(value: Any, device: torch.device | None, name: str) -> Tensor:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = value.tolist()
+    value = [_filled(row, name) for row in value] if isinstance(value, Sequence) else _filled(value, name)
+    try:
+        return torch.as_tensor(value, device=device)
+    # Whatever it was given, torch says what is wrong with it, in one of these classes.
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{name} is no table of numbers ({error}); {_NUMBERS}") from None
+
+
+_NUMBERS = "allowed: numbers, and None or NaN where one is missing."
 
 
 def wide(value: Tensor) -> Tensor:
@@ -214,17 +240,12 @@ def _infinity_text(name: str, found: list[Infinite]) -> str:
     )
 
 
-def readable(value: Tensor) -> bool:
-    """Whether a tensor's numbers can be looked at without waiting for a device, and outside of every tracer."""
-    plain = type(value) in (Tensor, torch.nn.Parameter) and value.device.type == "cpu"
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    return plain and not traced and not torch._C._are_functorch_transforms_active()
-
-
 def _filled(value: Any, name: str) -> Any:
     """None as NaN, in a number or in a row of numbers."""
-    if isinstance(value, str):
-        raise ValueError(f"{name} holds the text {value!r}; allowed: numbers, and None or NaN where one is missing.")
+    if isinstance(value, (str, bytes)):
+        raise ValueError(f"{name} holds the text {value!r}; {_NUMBERS}")
+    if isinstance(value, (Mapping, Set)):
+        raise ValueError(f"{name} holds {value!r} of type {type(value).__name__}; {_NUMBERS}")
     if isinstance(value, Sequence):
         return [_filled(x, name) for x in value]
     return float("nan") if value is None else value
@@ -235,9 +256,14 @@ def _components(rollouts: Rollouts, token_rewards: Tensor | None) -> Tensor:
         if token_rewards is None:
             raise ValueError("rewards= is missing: give [N] or [N, K] rewards, or token_rewards= [N, T].")
         return token_rewards.sum(1, keepdim=True)
-    rewards = as_rewards(rollouts.rewards)
+    return read_table("rewards", rollouts.rewards, _home(rollouts))
+
+
+def read_table(name: str, value: Any, device: torch.device | None = None) -> Tensor:
+    """Rewards [N, K] from [N] or [N, K], NaN where missing; raises ValueError for another shape."""
+    rewards = as_rewards(value, device, name=name)
     if rewards.dim() not in (1, 2):
-        raise ValueError(f"rewards has shape {tuple(rewards.shape)}; allowed: [N], or [N, K] for K reward functions.")
+        raise ValueError(f"{name} has shape {tuple(rewards.shape)}; allowed: [N], or [N, K] for K reward functions.")
     return rewards if rewards.dim() == 2 else rewards.unsqueeze(1)
 
 
@@ -247,6 +273,13 @@ def unscored(components: Tensor, weights: Tensor | Sequence[float] | None) -> Te
     if weights is not None:
         absent = absent | (read_weights(weights, components) == 0)
     return absent.all(1)
+
+
+def _home(rollouts: Rollouts) -> torch.device | None:
+    """Where rewards that are no tensor go: to the token inputs."""
+    if isinstance(rollouts.rewards, Tensor):
+        return rollouts.rewards.device
+    return next((value.device for value in given_tokens(rollouts).values()), None)
 
 
 def _total(components: Tensor, weights: Tensor | Sequence[float] | None) -> Tensor:
@@ -286,7 +319,6 @@ def _greedy_total(rollouts: Rollouts, components: Tensor) -> Tensor:
 
 def token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Token rewards [N, T] without padding and NaN, the mask, and which responses [N] miss a token's reward."""
-    check_token_shapes(rollouts)
     mask = None if rollouts.mask is None else rollouts.mask.bool()
     if rollouts.token_rewards is None:
         return None, mask, None
@@ -299,21 +331,65 @@ def token_inputs(rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None, Tens
 _TOKEN_INPUTS = ("mask", "token_rewards", "step_ends", "old_logp", "ref_logp", "entropy", "sum_pi_squared")
 
 
-def check_token_shapes(rollouts: Rollouts) -> None:
-    """Raise ValueError unless the token inputs that are given are of one shape [N, T]."""
+def groups_of(groups: Any, components: Tensor) -> Groups:
+    """Dense groups of the responses of rewards [N, K]."""
+    count, width = components.shape
+    if groups is None:
+        raise ValueError("groups= is missing: give one hashable id a response (the prompt's index or uuid).")
+    if width > 1 and count_ids(groups) == count * width:
+        raise ValueError(
+            f"groups has {count * width} entries and rewards is [{count}, {width}], which reads as {count} responses "
+            f"with {width} reward functions; for a prompt a row give rewards.flatten()."
+        )
+    dense = Groups.of(groups, components.device)
+    _check_length("groups", len(dense), count)
+    return dense
+
+
+def given_tokens(rollouts: Rollouts) -> dict[str, Tensor]:
+    """The token inputs that are there, by name."""
     named = {name: getattr(rollouts, name) for name in _TOKEN_INPUTS}
-    shapes = {name: tuple(value.shape) for name, value in named.items() if value is not None}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def check_rollouts(rollouts: Rollouts) -> None:
+    """Raise ValueError for token inputs that are no tensors of one shape [N, T] on the rewards' device, for numbers
+    where flags belong and, where they can be read, for log-probabilities above 0.
+    """
+    tokens = given_tokens(rollouts)
+    for name, value in tokens.items():
+        check_tensor(name, value)
+    shapes = {name: tuple(value.shape) for name, value in tokens.items()}
     if len(set(shapes.values())) > 1 or any(len(shape) != 2 for shape in shapes.values()):
         raise ValueError(f"token inputs must all be [N, T]; given: {shapes}.")
+    check_devices(tokens if not isinstance(rollouts.rewards, Tensor) else {"rewards": rollouts.rewards, **tokens})
+    for name in ("mask", "step_ends"):
+        if name in tokens:
+            check_flags(name, tokens[name])
+    for name in ("old_logp", "ref_logp"):
+        if name in tokens:
+            check_log_probabilities(name, tokens[name], rollouts.mask)
 
 
-def _vector(name: str, value: Any, count: int, device: torch.device, dtype: torch.dtype, default: int) -> Tensor:
-    if value is None:
-        return torch.full((count,), default, dtype=dtype, device=device)
-    tensor = torch.as_tensor(value, device=device).to(dtype)
+def read_valid(value: Any, count: int, device: torch.device | None = None) -> Tensor:
+    """Which responses are valid, [N] bool; raises ValueError for a shape or, where they can be read, for numbers."""
+    flags = _vector("valid", value, device)
+    _check_length("valid", len(flags), count)
+    check_flags("valid", flags)
+    return flags.bool()
+
+
+def read_lengths(value: Any, device: torch.device | None = None) -> Tensor:
+    """Lengths [N]; raises ValueError for a shape or, where they can be read, for what is no number of tokens."""
+    lengths = _vector("lengths", value, device)
+    check_lengths("lengths", lengths)
+    return lengths
+
+
+def _vector(name: str, value: Any, device: torch.device | None) -> Tensor:
+    tensor = value.to(device) if isinstance(value, Tensor) else _as_tensor(value, device, name)
     if tensor.dim() != 1:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: [N].")
-    _check_length(name, tensor.shape[0], count)
     return tensor
 
 
@@ -402,9 +478,27 @@ def _clean(value: Tensor | None, mask: Tensor) -> Tensor | None:
     return None if value is None else select(mask, _upcast(value)).detach()
 
 
+_LOG_PROBABILITIES = ("logp", "old_logp", "ref_logp", "rollout_logp")
+
+
+def check_values(x: Tokens) -> None:
+    """Raise ValueError for numbers that are no mask and no log-probabilities, where looking at them costs nothing."""
+    check_flags("mask", x.mask, " Weights of tokens go into correction=, weights of responses into row_weights=.")
+    if x.keep is not None:
+        check_flags("keep", x.keep, " Weights of tokens go into correction=.")
+    for name in _LOG_PROBABILITIES:
+        if getattr(x, name) is not None:
+            check_log_probabilities(name, getattr(x, name), x.mask)
+
+
 def check_tokens(x: Tokens) -> None:
-    """Raise ValueError for what is no tensor, and for a shape that is not allowed."""
-    _check_tensor("logp", x.logp)
+    """Raise ValueError for what is no tensor or a whole one, on another device, or of a shape that is not allowed."""
+    if not isinstance(x, Tokens):
+        raise ValueError(
+            f"the tokens are of type {type(x).__name__}; allowed: gv.Tokens(logp=..., mask=..., advantages=...)."
+        )
+    for name in ("logp", "mask", "advantages"):
+        check_tensor(name, getattr(x, name))
     if x.logp.dim() != 2:
         raise ValueError(f"logp has shape {tuple(x.logp.shape)}; allowed: [B, T].")
     rows, width = x.logp.shape
@@ -416,20 +510,20 @@ def check_tokens(x: Tokens) -> None:
         value = getattr(x, name)
         if value is None:
             continue
-        _check_tensor(name, value)
+        check_tensor(name, value)
         if tuple(value.shape) not in shapes:
             names = {full: "[B, T]", row: "[B]", column: "[B, 1]"}
             wanted = " or ".join(f"{names[s]} = {list(s)}" for s in shapes)
             raise ValueError(f"{name} has shape {list(value.shape)}; allowed with logp {list(full)}: {wanted}.")
     if x.groups is not None:
-        _check_length("groups", len(x.groups), rows)
-
-
-def _check_tensor(name: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise ValueError(
-            f"{name} is of type {type(value).__name__}; allowed: a tensor, as in {name}=torch.tensor(...)."
-        )
+        _check_length("groups", count_ids(x.groups), rows)
+    tensors = {name: value for name in ("logp", *allowed) if (value := getattr(x, name)) is not None}
+    check_devices(tensors)
+    for name in _LOG_PROBABILITIES:
+        if name in tensors and not tensors[name].is_floating_point():
+            raise ValueError(
+                f"{name} is of dtype {tensors[name].dtype}; allowed: a floating one, as in {name}.float()."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -441,6 +535,8 @@ class Counts:
     length: the constant of aggregation=constant, usually the host's maximum completion length.
     grad_average: number of ranks whose gradients the host averages; the loss is multiplied by it.
     thresholds: precomputed statistics that span the batch, by name (`entropy` for top_entropy).
+    Numbers, or 0-d tensors. Raises ValueError for a number that counts nothing; a tensor's is not read back from its
+    device, so there a length or a grad_average that is not above 0 goes unseen.
     """
 
     tokens: Number
@@ -451,14 +547,51 @@ class Counts:
     grad_average: Number = 1
     thresholds: Mapping[str, Number] | None = None
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if torch.compiler.is_compiling():  # a graph's sizes are symbols
+            return
+        for name in ("tokens", "sequences", "prompts", "nonempty", "length", "grad_average"):
+            value = getattr(self, name)
+            if value is not None or name in ("tokens", "sequences", "grad_average"):
+                _check_count(name, value)
+
     @classmethod
     def of(cls, mask: Tensor, groups: Groups | Sequence[Hashable] | Tensor | None = None, **given: Any) -> Counts:
         """Count a batch [B, T] that is a whole optimizer step on one rank; `given` sets the other fields."""
-        lengths = mask.bool().sum(1)
-        counted = {"tokens": lengths.sum(), "sequences": mask.shape[0], "nonempty": (lengths > 0).sum()}
+        check_tensor("mask", mask)
+        if mask.dim() != 2:
+            raise ValueError(f"mask has shape {tuple(mask.shape)}; allowed: [B, T].")
+        return cls.of_lengths(mask.bool().sum(1), groups, **given)
+
+    @classmethod
+    def of_lengths(
+        cls, lengths: Tensor, groups: Groups | Sequence[Hashable] | Tensor | None = None, **given: Any
+    ) -> Counts:
+        """Count the responses [B] of a whole optimizer step on one rank by their numbers of loss tokens."""
+        counted = {"tokens": lengths.sum(), "sequences": lengths.shape[0], "nonempty": (lengths > 0).sum()}
         if groups is not None:
             counted["prompts"] = Groups.of(groups).count
         return cls(**{**counted, **given})
+
+
+def check_counts(counts: object) -> None:
+    """Raise ValueError for what is neither counts nor nothing."""
+    if counts is not None and not isinstance(counts, Counts):
+        raise ValueError(f"counts is of type {type(counts).__name__}; allowed: gv.Counts(...) of the step, or None.")
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, Tensor):
+        if value.dim():
+            raise ValueError(f"counts.{name} has shape {tuple(value.shape)}; allowed: a number or a 0-d tensor.")
+        if not readable(value):
+            return
+    value = value.item() if isinstance(value, (Tensor, np.generic)) else value
+    if name in ("length", "grad_average"):
+        check_number(f"counts.{name}", value, above=0)
+    else:
+        check_number(f"counts.{name}", value, at_least=0)
 
 
 def at_least_one(value: Number) -> Number:

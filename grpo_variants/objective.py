@@ -10,8 +10,8 @@ from torch import Tensor
 from grpo_variants.aggregation import weights_of_rows
 from grpo_variants.correction import combined
 from grpo_variants.fast.loss import fast_loss
-from grpo_variants.groups import Groups
-from grpo_variants.inputs import Counts, Tokens, read_tokens
+from grpo_variants.groups import Groups, count_ids
+from grpo_variants.inputs import Counts, Tokens, check_counts, check_tokens, check_values, read_lengths, read_tokens
 from grpo_variants.masked import select
 from grpo_variants.metrics import Loss
 from grpo_variants.options import resolve
@@ -37,29 +37,44 @@ def policy_loss(
     generator: for parts that draw at random, unless `Tokens.draws` holds the numbers; refused where nothing does.
     With the step's counts, the losses of any split into micro-batches add up to the loss of the whole.
 
-    Raises ValueError for a wrong shape, a missing input or an option without effect. Nothing synchronises with the
-    host. Not done: no entropy bonus, no division by the number of accumulated micro-batches.
+    Raises ValueError for a wrong shape, a missing input, an option without effect and, where looking costs no wait for
+    a device, for numbers that are no mask or no log-probabilities. Nothing synchronises with the host. Not done: no
+    entropy bonus, no division by the number of accumulated micro-batches.
     """
     variant = resolve(variant)
+    check_tokens(x)
+    check_values(x)
+    check_counts(counts)
     if generator is not None and not variant.surrogate.draws:
         raise ValueError(f"generator= has no effect: {variant.name} draws nothing at random. Leave it out.")
     return fast_loss(variant, x, counts) or plain_loss(variant, x, counts, generator)
 
 
+def loss_of(variant: Variant, x: Tokens, counts: Counts | None) -> Loss:
+    """`policy_loss` of tensors that a trainer has computed itself: their numbers are not looked at."""
+    check_tokens(x)
+    return fast_loss(variant, x, counts) or plain_loss(variant, x, counts, None)
+
+
 def row_weights(
     variant: Variant | str,
-    lengths: Tensor,
-    counts: Counts,
+    lengths: Tensor | Sequence[int],
+    counts: Counts | None,
     groups: Groups | Sequence[Hashable] | Tensor | None = None,
 ) -> Tensor:
     r"""Weight \(w_i\) of each response in the loss \(\sum_i w_i \sum_t m_{it} x_{it}\).
 
-    lengths: [N] loss tokens of each response. counts: of the whole optimizer step. groups: N hashable ids, for
-    aggregation=prompt_mean; these N responses must then hold whole groups.
+    lengths: [N] loss tokens of each response. counts: of the whole optimizer step; None where these N responses are
+    the step. groups: N hashable ids, for aggregation=prompt_mean; these N responses must then hold whole groups.
     Returns [N] in float32, without `counts.grad_average`.
     Raises ValueError for a count or an input that the rule needs and does not get.
     """
-    return weights_of_rows(resolve(variant).aggregation, lengths, counts, groups)
+    check_counts(counts)
+    tokens = read_lengths(lengths)
+    if groups is not None and count_ids(groups) != len(tokens):
+        raise ValueError(f"groups has {count_ids(groups)} entries for {len(tokens)} responses; give one a response.")
+    counts = Counts.of_lengths(tokens, groups) if counts is None else counts
+    return weights_of_rows(resolve(variant).aggregation, tokens, counts, groups)
 
 
 def correction_weights(variant: Variant | str, x: Tokens) -> Tensor:
@@ -69,6 +84,8 @@ def correction_weights(variant: Variant | str, x: Tokens) -> Tensor:
     without a correction.
     Raises ValueError where `rollout_logp` is missing. Not done: the loss mask and its counts are not changed.
     """
+    check_tokens(x)
+    check_values(x)
     variant, x = resolve(variant), read_tokens(x)
     weight = combined(variant.correction, x)
     ones = torch.ones_like(x.logp)

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal, Union
 
 from grpo_variants.catalogue import registered
-from grpo_variants.checks import unknown
+from grpo_variants.checks import shown, unknown
 from grpo_variants.conventions import numerics
 from grpo_variants.fences import Meaningless
 from grpo_variants.variant import AXES, Variant
@@ -259,7 +259,8 @@ def coerce(where: str, value: Any, hint: Any) -> Any:
     """Text to the type of a field; a value that is no text is left as it is, for the part itself to check."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
     if not isinstance(value, str):
-        return float(value) if type(value) is int and float in kinds else value
+        # One that no float holds stays as it is, for the part to refuse.
+        return float(value) if type(value) is int and float in kinds and abs(value) < 2**63 else value
     if value.lower() in ("none", "null") and type(None) in kinds:
         return None
     kind = next(k for k in kinds if k is not type(None))
@@ -270,7 +271,7 @@ def coerce(where: str, value: Any, hint: Any) -> Any:
     except ValueError:
         wanted = "a whole number" if kind is int else "a number"
         optional = " or none" if type(None) in kinds else ""
-        raise ValueError(f"{where}={value!r} is not {wanted}{optional}.") from None
+        raise ValueError(f"{where}={shown(value)} is not {wanted}{optional}.") from None
 
 
 def resolved_values(variant: Variant) -> dict[str, Any]:

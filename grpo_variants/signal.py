@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants.filters import keep_groups
-from grpo_variants.groups import Groups
-from grpo_variants.inputs import as_rewards
+from grpo_variants.inputs import groups_of, read_table, read_valid
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +63,13 @@ def group_signal(
     kept: [N] bool, whose group has signal where the rewards do not show it, such as by steps; unset, `keep_groups`.
     Returns a `GroupSignal`. It decides nothing: what dynamic sampling keeps is `keep_groups`.
     """
-    table = as_rewards(rewards)
-    table = table if table.dim() == 2 else table.unsqueeze(1)
+    table = read_table("rewards", rewards)
+    dense = groups_of(groups, table)
     usable = ~table.isnan().all(1)
     if valid is not None:
-        usable &= torch.as_tensor(valid, device=table.device).bool()
+        usable &= read_valid(valid, len(table), table.device)
     value = table.nansum(1)
     bottom, top = _range(value, usable, lowest, highest)
-    dense = Groups.of(groups, table.device)
     low, high = dense.low_and_high(value, usable)
     size = dense.size(usable)
     present = size > 0

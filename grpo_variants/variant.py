@@ -25,7 +25,7 @@ from grpo_variants import (
     transform,
 )
 from grpo_variants.checks import check_choice
-from grpo_variants.inputs import Tokens, read_tokens
+from grpo_variants.inputs import Tokens, check_tokens, check_values, read_tokens
 
 # Why a catalogue entry is in `contrib`.
 UNCONFIRMED = "a value of it was found in neither the paper nor its authors' code"
@@ -294,6 +294,8 @@ class Variant:
         Returns 0-d tensors by name; empty where nothing spans the batch. Nothing waits for the host.
         Raises ValueError for a missing input.
         """
+        check_tokens(step)
+        check_values(step)
         with torch.no_grad():
             x = read_tokens(step)
             return {**self.surrogate.thresholds(self.ratio(x), x), **self.tokens.thresholds(x)}

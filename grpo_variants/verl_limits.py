@@ -19,7 +19,7 @@ from grpo_variants.credit import Decoupled, Process
 from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.inputs import Counts, Rollouts, Tokens
-from grpo_variants.objective import policy_loss
+from grpo_variants.objective import loss_of
 from grpo_variants.shaping import Mask, Penalty
 from grpo_variants.surrogate import Aspo
 from grpo_variants.variant import Variant
@@ -81,7 +81,8 @@ def _other_trainer(variant: Variant) -> Finding | None:
 
 # What verl hands to its own optimal_token_baseline only; `extend_host` hands it to every gv_ estimator, the sum of
 # squared probabilities where verl computes it (SUM_PI_SQUARED).
-EXTRA_INPUTS = ("old_logp", "sum_pi_squared")
+_EXAMPLES = {"old_logp": -0.5, "sum_pi_squared": 0.5}
+EXTRA_INPUTS = tuple(_EXAMPLES)
 
 
 def _dry_run(variant: Variant, extra: Collection[str]) -> str | None:
@@ -98,7 +99,7 @@ def _tried(variant: Variant, groups: list[int], extra: Collection[str]) -> Tenso
     """Advantages of four responses, two of them right, with what verl hands over and with extra inputs."""
     mask = torch.ones(4, 3, dtype=torch.bool)
     token_rewards = torch.tensor([[0.0, 0.0, r] for r in (1.0, 0.0, 0.0, 1.0)])
-    given: dict[str, Any] = {name: torch.full((4, 3), 0.5) for name in extra}
+    given: dict[str, Any] = {name: torch.full((4, 3), _EXAMPLES[name]) for name in extra}
     given["step_ends"] = mask if isinstance(variant.credit, Process) else None
     rewards = token_rewards.sum(1)
     rollouts = Rollouts(rewards=rewards, groups=groups, mask=mask, token_rewards=token_rewards, **given)
@@ -135,7 +136,7 @@ def loss_refusals(variant: Variant) -> Iterator[Finding]:
     logp = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]])
     x = Tokens(logp=logp, mask=logp < 0, advantages=torch.ones_like(logp), old_logp=logp, rollout_logp=None)
     counts = Counts(tokens=4, sequences=2, nonempty=2, length=2)
-    complaint = _complaint(lambda: policy_loss(loss_form(variant), x, counts))
+    complaint = _complaint(lambda: loss_of(loss_form(variant), x, counts))
     if complaint is not None:
         yield Finding(f"{variant.name}: verl does not hand this over to a plugin. {complaint}")
 

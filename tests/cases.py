@@ -96,6 +96,12 @@ def ragged_mask(rng, rows, width):
     return mask
 
 
+def _below_zero(*logps):
+    """Log-probabilities of several policies, lowered by what the largest of each token is above 0."""
+    above = np.maximum(np.max(logps, axis=0), 0)
+    return [logp - above for logp in logps]
+
+
 def random_case(seed, rows=9, width=6, spread=0.4):
     """A step with uneven, interleaved groups (one of them a singleton), holes, invalid rows and missing rewards.
 
@@ -112,15 +118,19 @@ def random_case(seed, rows=9, width=6, spread=0.4):
     if rows > 3:
         groups[rows - 1], rewards[rows - 2] = "alone", np.nan
     mask, logp = ragged_mask(rng, rows, width), -rng.exponential(1.0, (rows, width))
+    valid = rng.random(rows) > 0.1
+    old_logp, ref_logp, rollout_logp = (logp + spread * rng.normal(size=logp.shape) for _ in range(3))
+    # All policies a little less sure, so that no probability is above 1; the ratios stay.
+    logp, old_logp, ref_logp, rollout_logp = _below_zero(logp, old_logp, ref_logp, rollout_logp)
     return Case(
         groups=groups,
         rewards=rewards,
-        valid=rng.random(rows) > 0.1,
+        valid=valid,
         mask=mask,
         logp=logp,
-        old_logp=logp + spread * rng.normal(size=logp.shape),
-        ref_logp=logp + spread * rng.normal(size=logp.shape),
-        rollout_logp=logp + spread * rng.normal(size=logp.shape),
+        old_logp=old_logp,
+        ref_logp=ref_logp,
+        rollout_logp=rollout_logp,
         entropy=rng.exponential(1.0, logp.shape),
         draws=np.random.default_rng([seed, 1]).random(logp.shape),
         token_rewards=rng.normal(size=logp.shape),

@@ -39,9 +39,9 @@ def batch():
     tool = written & (random.rand(ROWS, WIDTH) < 0.15) & (position > 0) & (position < lengths[:, None] - 1)
     old = -2 * random.rand(ROWS, WIDTH) - 0.1
     arrays = {
-        "logp": old + 0.3 * random.randn(ROWS, WIDTH),
+        "logp": np.minimum(old + 0.3 * random.randn(ROWS, WIDTH), -0.001),
         "old_logp": old,
-        "ref_logp": old + 0.4 * random.randn(ROWS, WIDTH),
+        "ref_logp": np.minimum(old + 0.4 * random.randn(ROWS, WIDTH), -0.001),
         "rewards": np.round(random.randn(ROWS), 3),
         "greedy_rewards": np.repeat(np.round(random.randn(GROUPS), 3), GROUP_SIZE),
     }

@@ -35,13 +35,17 @@ def batch(seed=0, rows=8, width=7, spread=0.4):
     def normal(scale, shift=0.0):
         return torch.randn(rows, width, generator=g, dtype=torch.float64) * scale + shift
 
+    def near(logp):
+        """Another policy's log-probabilities, at most 0 too."""
+        return (logp + normal(spread)).clamp(max=-0.001)
+
     lengths = torch.randint(1, width + 1, (rows,), generator=g)
-    logp = normal(0.5, -1.5)
+    logp = normal(0.5, -1.5).clamp(max=-0.001)
     return {
         "logp": logp,
-        "old_logp": logp + normal(spread),
-        "ref_logp": logp + normal(spread),
-        "rollout_logp": logp + normal(spread),
+        "old_logp": near(logp),
+        "ref_logp": near(logp),
+        "rollout_logp": near(logp),
         "entropy": normal(0.3, 1.0).abs().float(),
         "mask": torch.arange(width) < lengths.unsqueeze(1),
         "advantages": torch.randn(rows, generator=g, dtype=torch.float64),

@@ -27,14 +27,15 @@ def whole_batch(per_token: bool) -> tuple[gv.Tokens, torch.Tensor]:
     lengths = torch.tensor([5, 1, 3, 4, 2, 0, 5])
     old = -torch.rand(ROWS, WIDTH, generator=random, dtype=torch.float64) - 1
     noise = [0.4 * torch.randn(ROWS, WIDTH, generator=random, dtype=torch.float64) for _ in range(3)]
+    logp, ref_logp, rollout_logp = ((old + moved).clamp(max=-0.001) for moved in noise)
     advantages = torch.randn((ROWS, WIDTH) if per_token else (ROWS,), generator=random, dtype=torch.float64)
     x = gv.Tokens(
-        logp=old + noise[0],
+        logp=logp,
         mask=torch.arange(WIDTH) < lengths[:, None],
         advantages=advantages,
         old_logp=old,
-        ref_logp=old + noise[1],
-        rollout_logp=old + noise[2],
+        ref_logp=ref_logp,
+        rollout_logp=rollout_logp,
         entropy=torch.rand(ROWS, WIDTH, generator=random, dtype=torch.float64),
         draws=torch.rand(ROWS, WIDTH, generator=random, dtype=torch.float64),
         groups=GROUPS,

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants import Counts, Tokens, Variant, policy_loss, row_weights
+from grpo_variants import Counts, Tokens, Variant, row_weights
 from grpo_variants.fast.switch import OFF, VARIABLE, current
+from grpo_variants.objective import loss_of
 from grpo_variants_trl.randomness import random_numbers
 from grpo_variants_trl.windows import KEEP, PROMPT_SIDE, Window, loss_mask
 
@@ -102,7 +103,7 @@ def _against_skipping(trainer: Any) -> Iterator[str]:
 def has_no_gradient_without_advantage(variant: Variant) -> bool:
     """Whether the policy term's gradient is 0 where advantages are, tried on ratios in and out of every bound."""
     moved = torch.tensor([[0.0, 0.1, -0.1, 0.4], [-0.4, 1.5, -1.5, 0.25], [3.0, -3.0, 0.01, -0.25]]).double()
-    old = torch.linspace(-3.5, -0.1, 12, dtype=torch.float64).view(3, 4)
+    old = torch.linspace(-7.0, -3.1, 12, dtype=torch.float64).view(3, 4)
     logp = (old + moved).requires_grad_()
     x = Tokens(
         logp=logp,
@@ -117,7 +118,7 @@ def has_no_gradient_without_advantage(variant: Variant) -> bool:
     # A statistic of the step that picks every token: a penalty on the picked ones is a gradient too.
     picked = dict.fromkeys(variant.threshold_names, 0.0)
     counts = Counts(tokens=12, sequences=3, prompts=1, length=4, thresholds=picked)
-    policy_loss(replace(variant, kl=None), x, counts).loss.backward()
+    loss_of(replace(variant, kl=None), x, counts).loss.backward()
     return bool((logp.grad == 0).all())
 
 

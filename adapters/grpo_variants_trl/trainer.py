@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from grpo_variants import Loss, Memory, Tokens, Variant, policy_loss
+from grpo_variants import Loss, Memory, Tokens, Variant
 from grpo_variants.baseline import Greedy
 from grpo_variants.card import FILE_NAME, differences, read_card
 from grpo_variants.checks import unknown
 from grpo_variants.credit import Process
 from grpo_variants.files import FileError
+from grpo_variants.objective import loss_of
 from grpo_variants_trl.builtin import opening
 from grpo_variants_trl.cards import CardWriter, Opening, make_card
 from grpo_variants_trl.checkpoint import MicroBatchCounter, load_state, save_state
@@ -279,7 +280,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         )
         x = self._tokens(inputs, logp, entropy, window.next_weights())
         x = replace(x, keep=self.variant.tokens(x, window.counts))
-        out = policy_loss(self.variant, x, window.counts)
+        out = loss_of(self.variant, x, window.counts)
         loss = out.loss
         if self._entropy_bonus is not None:
             loss = loss + self._entropy_bonus(entropy, x, window)

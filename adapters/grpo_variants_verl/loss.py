@@ -13,7 +13,7 @@ from grpo_variants.aggregation import Constant
 from grpo_variants.inputs import Counts, Tokens
 from grpo_variants.masked import masked_sum, select
 from grpo_variants.names import PREFIX
-from grpo_variants.objective import Loss, correction_weights, policy_loss, row_weights
+from grpo_variants.objective import Loss, correction_weights, loss_of, row_weights
 from grpo_variants.ratio import TokenRatio
 from grpo_variants.variant import Variant
 from grpo_variants.verl_limits import loss_form
@@ -63,7 +63,7 @@ class PolicyLoss:
             x, row_weights=_row_weights(variant, x, step), correction=_correction(variant, x, rollout_is_weights)
         )
         # The weights count the step; the metrics are means of the micro-batch, which verl joins.
-        out = policy_loss(variant, x, Counts.of(mask, grad_average=step.grad_average))
+        out = loss_of(variant, x, Counts.of(mask, grad_average=step.grad_average))
         return out.loss, _metrics(out, variant, x)
 
 

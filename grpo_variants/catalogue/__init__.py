@@ -101,6 +101,11 @@ def all_names() -> str:
 def _load_modules() -> None:
     """Import the modules that GRPO_VARIANTS_MODULES names; one that is imported already costs a look-up."""
     for module in filter(None, (m.strip() for m in os.environ.get(MODULES_VARIABLE, "").split(","))):
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ImportError(
+                f"{MODULES_VARIABLE} names {module!r}, which is no module's name; write it with dots, as in pkg.mod, "
+                "and put the folder of pkg on PYTHONPATH."
+            )
         try:
             importlib.import_module(module)
         except ImportError as error:

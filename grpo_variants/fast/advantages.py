@@ -17,7 +17,17 @@ from grpo_variants.baseline import GroupMean, LeaveOneOut, LengthWeighted, NoBas
 from grpo_variants.credit import Outcome
 from grpo_variants.fast import switch
 from grpo_variants.groups import Groups
-from grpo_variants.inputs import Rollouts, as_floating, check_token_shapes, narrow, read_weights, token_inputs, wide
+from grpo_variants.inputs import (
+    Rollouts,
+    as_floating,
+    given_tokens,
+    narrow,
+    read_lengths,
+    read_valid,
+    read_weights,
+    token_inputs,
+    wide,
+)
 from grpo_variants.scale import GroupStd, NoScale
 from grpo_variants.selection import Everyone
 from grpo_variants.transform import NoTransform
@@ -82,10 +92,12 @@ def _total(rollouts: Rollouts) -> Tensor | None:
 
 def _is_whole(rollouts: Rollouts, count: int) -> bool:
     """Whether every response is there, and every shape is right."""
-    check_token_shapes(rollouts)
-    named = [torch.as_tensor(value) for value in (rollouts.valid, rollouts.lengths) if value is not None]
-    right = all(value.shape == (count,) for value in named) and rollouts.greedy_rewards is None
-    return right and (rollouts.valid is None or bool(named[0].all())) and not _misses_token_reward(rollouts, count)
+    if rollouts.greedy_rewards is not None or any(len(value) != count for value in given_tokens(rollouts).values()):
+        return False
+    if rollouts.lengths is not None and len(read_lengths(rollouts.lengths)) != count:
+        return False
+    present = rollouts.valid is None or bool(read_valid(rollouts.valid, count).all())
+    return present and not _misses_token_reward(rollouts, count)
 
 
 def _misses_token_reward(rollouts: Rollouts, count: int) -> bool:
@@ -114,7 +126,7 @@ def _length_weighted(rewards: Tensor, centred: Tensor, rollouts: Rollouts) -> Te
         if rollouts.mask is None:
             return None
         lengths = rollouts.mask.bool().sum(1)
-    weight = torch.as_tensor(lengths).to(rewards.dtype).view(rewards.shape)
+    weight = read_lengths(lengths).to(rewards.dtype).view(rewards.shape)
     total = weight.sum(1, keepdim=True)
     return None if bool((total == 0).any()) else centred - (centred * weight).sum(1, keepdim=True) / total
 

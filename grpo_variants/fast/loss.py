@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_variants.fast import switch
 from grpo_variants.fast.analytic import Found, analytic, covers
 from grpo_variants.fast.compiled import compiled
-from grpo_variants.inputs import Counts, Number, Tokens, check_tokens
+from grpo_variants.inputs import Counts, Number, Tokens
 from grpo_variants.metrics import Loss, divisors
 from grpo_variants.plain import plain_loss, row_weights_of, step_of
 from grpo_variants.variant import Variant
@@ -29,7 +29,6 @@ def fast_loss(variant: Variant, x: Tokens, counts: Counts | None) -> Loss | None
     # A compiler fuses the plain path by itself, and nothing can be logged in its graph.
     if torch.compiler.is_compiling() or (mode := switch.current()) == switch.OFF:
         return None
-    check_tokens(x)
     for applies, reason in REFUSALS:
         if applies(variant, x):
             switch.say_once(logging.INFO, f"{variant.name}: the plain path is used, since {reason}.")

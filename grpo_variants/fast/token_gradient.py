@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo_variants.fast.lm_head import Foresight
 from grpo_variants.inputs import Counts, Tokens
-from grpo_variants.objective import policy_loss
+from grpo_variants.objective import loss_of
 from grpo_variants.variant import Variant
 
 
@@ -50,7 +50,7 @@ class _Slices:
         inside = positions - first * width
         with torch.enable_grad():
             placed = around.flatten().scatter(0, inside, logp.detach()).view(around.shape).requires_grad_()
-            loss = policy_loss(self.variant, replace(rows, logp=placed), self.counts).loss
+            loss = loss_of(self.variant, replace(rows, logp=placed), self.counts).loss
             return torch.autograd.grad(loss, placed)[0].flatten()[inside]
 
 
@@ -111,4 +111,4 @@ def _is_local(variant: Variant, x: Tokens, counts: Counts) -> bool:
 def _gradient(variant: Variant, x: Tokens, counts: Counts) -> Tensor:
     logp = x.logp.detach().requires_grad_()
     with torch.enable_grad():
-        return torch.autograd.grad(policy_loss(variant, replace(x, logp=logp), counts).loss, logp)[0]
+        return torch.autograd.grad(loss_of(variant, replace(x, logp=logp), counts).loss, logp)[0]

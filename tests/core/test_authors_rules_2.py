@@ -26,7 +26,7 @@ def step(seed=0, spread=0.6):
     lengths = torch.tensor([9, 7, 1, 8, 5, 9, 6, 2, 9, 4, 3, 8])
     mask = (torch.arange(WIDTH) < lengths[:, None]) & (torch.rand(ROWS, WIDTH, generator=generator) < 0.9)
     mask[:, 0] = True
-    old = -normal(ROWS, WIDTH).abs() - 0.1
+    old = -normal(ROWS, WIDTH).abs() - 4.0
     logp = old + spread * normal(ROWS, WIDTH)
     logp[0, 0], logp[1, 0], logp[3, 0] = old[0, 0] + 2.5, old[1, 0] + 2.5, old[3, 0] - 2.5
     return {
@@ -117,7 +117,7 @@ def test_loss_and_gradient_are_those_of_the_authors_rule(spec, seed):
 def gradient_of(spec, log_ratio, advantage, entropy):
     """Gradient of each token of one response, times its length."""
     width = len(entropy)
-    logp = torch.full((1, width), -1.0, dtype=torch.float64, requires_grad=True)
+    logp = torch.full((1, width), -4.0, dtype=torch.float64, requires_grad=True)
     x = gv.Tokens(
         logp=logp,
         mask=torch.ones(1, width, dtype=torch.bool),

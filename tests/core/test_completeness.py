@@ -156,7 +156,7 @@ def test_the_rule_on_its_page_makes_micro_batches_equal_the_step(variant):
         return low + (high - low) * torch.rand(8, 12, generator=generator, dtype=torch.float64)
 
     # The halves differ: right responses near the old policy but for one token, and wrong ones far from it.
-    right, logp = torch.arange(8) < 4, random(-4, -0.5)
+    right, logp = torch.arange(8) < 4, random(-6, -2.5)
     log_ratio = torch.where(right, 0.02, 1.0)[:, None] * random(-1, 1)
     log_ratio[0, 0] = 0.6
     entropy = random(0, 3) + right[:, None]

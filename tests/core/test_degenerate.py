@@ -317,8 +317,9 @@ def test_a_response_without_loss_tokens_stays_in_its_groups_statistics():
 
 
 def far_off_policy(variant, advantage, log_ratio=100.0):
-    """Loss and gradient of one response of two tokens whose old policy gave them next to no probability."""
-    logp, old = torch.zeros(1, 2, requires_grad=True), torch.full((1, 2), -log_ratio)
+    """Loss and gradient of one response of two tokens to which one of the two policies gives next to no probability."""
+    logp = torch.full((1, 2), min(log_ratio, 0.0), requires_grad=True)
+    old = logp.detach() - log_ratio
     given = {"old_logp": old, "rollout_logp": old, "ref_logp": torch.zeros(1, 2), "entropy": torch.ones(1, 2)}
     x = tokens(logp, [[1, 1]], [advantage], **given, row_weights=torch.tensor([0.5]))
     out = gv.policy_loss(variant, x, gv.Counts(tokens=2, sequences=1, length=2, prompts=1))

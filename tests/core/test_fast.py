@@ -174,13 +174,13 @@ def test_layouts_and_dtypes(spec, small_blocks, no_plain):
 @pytest.mark.usefixtures("branch")
 def test_bounds_are_inclusive_as_a_clamp_is():
     """Log ratio exactly at its bound, and a ratio of exactly 1 with clip range 0: both keep their gradient."""
-    old = torch.zeros(2, 2)
-    logp = torch.tensor([[0.5, -0.5], [0.0, 0.25]])
+    old = torch.full((2, 2), -1.0)
+    logp = old + torch.tensor([[0.5, -0.5], [0.0, 0.25]])
     x = gv.Tokens(logp=logp, old_logp=old, mask=torch.ones(2, 2), advantages=torch.tensor([1.0, -1.0]))
     spec = "dapo,ratio.bound_low=0.5,ratio.bound_high=0.5,surrogate.low=0.9,surrogate.high=0.9"
     _, slope = assert_equal(gv.get(spec), x)
     assert (slope != 0).all()
-    _, slope = assert_equal(gv.get("dapo,surrogate.low=0,surrogate.high=0"), replace(x, logp=torch.zeros(2, 2)))
+    _, slope = assert_equal(gv.get("dapo,surrogate.low=0,surrogate.high=0"), replace(x, logp=old))
     assert (slope != 0).all()
 
 
@@ -373,7 +373,7 @@ def test_a_variant_without_derivatives_by_hand_says_that_it_is_not_compiled(log)
 
 def step_of(rows, width):
     g = torch.Generator().manual_seed(0)
-    logp = -torch.rand(rows, width, generator=g)
+    logp = -1 - torch.rand(rows, width, generator=g)
     x = gv.Tokens(
         logp=logp.requires_grad_(),
         old_logp=logp.detach() + 0.2 * torch.randn(rows, width, generator=g),

@@ -36,7 +36,7 @@ def test_advantages_here(spec, rewards, expected):
 
 def one_token(spec, advantage=0.0, log_ratio=0.0, u=0.0):
     """Loss and gradient of one response of one token."""
-    logp = torch.tensor([[-1.0]], requires_grad=True)
+    logp = torch.tensor([[-1.0 - u]], requires_grad=True)
     x = gv.Tokens(
         logp=logp,
         mask=torch.ones(1, 1, dtype=torch.bool),

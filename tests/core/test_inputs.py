@@ -15,7 +15,7 @@ from grpo_variants.inputs import infinite_entries, without_infinities
 
 NAN = float("nan")
 TWO = {"rewards": [1.0, 0.0], "groups": [0, 0]}
-FULL = torch.ones(2, 3)
+FULL, LOGP = torch.ones(2, 3), -torch.ones(2, 3)
 
 
 # Refusals of advantages
@@ -42,7 +42,7 @@ FULL = torch.ones(2, 3)
             TWO | {"mask": FULL, "token_rewards": torch.ones(2, 4)},
             "token inputs must all be [N, T]; given: {'mask': (2, 3), 'token_rewards': (2, 4)}.",
         ),
-        ("grpo", TWO | {"mask": FULL, "old_logp": torch.ones(2, 4)}, "'old_logp': (2, 4)"),
+        ("grpo", TWO | {"mask": FULL, "old_logp": -torch.ones(2, 4)}, "'old_logp': (2, 4)"),
         ("grpo,baseline=length_weighted", TWO, "baseline=length_weighted needs lengths=; pass it to gv.advantages"),
         ("remax", TWO, "baseline=greedy needs greedy_rewards=; pass it to gv.advantages (or gv.Rollouts)."),
         ("remax", TWO | {"greedy_rewards": [1.0]}, "greedy_rewards has 1 entries for 2 responses"),
@@ -54,7 +54,7 @@ FULL = torch.ones(2, 3)
         ("reinforce_pp_baseline", TWO, "scale.over=tokens needs lengths="),
         ("reinforce_pp", TWO, "credit=reward_to_go needs mask="),
         ("reinforce_pp", TWO | {"mask": FULL}, "kl.placement=reward needs old_logp="),
-        ("reinforce_pp", TWO | {"mask": FULL, "old_logp": FULL}, "kl.placement=reward needs ref_logp="),
+        ("reinforce_pp", TWO | {"mask": FULL, "old_logp": LOGP}, "kl.placement=reward needs ref_logp="),
         ("rloo,kl=k1,kl.beta=1,kl.placement=reward", TWO, "kl.placement=reward needs mask="),
         ("grpo_process", TWO, "credit=process needs mask="),
         ("grpo_process", TWO | {"mask": FULL}, "credit=process needs token_rewards="),
@@ -309,7 +309,7 @@ def test_where_infinities_are():
     ],
 )
 def test_policy_loss_refuses_with_the_name_of_the_input(spec, changes, message):
-    given = dict.fromkeys(("logp", "old_logp", "ref_logp", "rollout_logp", "entropy", "mask"), FULL)
+    given = dict.fromkeys(("logp", "old_logp", "ref_logp", "rollout_logp"), LOGP) | {"entropy": FULL, "mask": FULL}
     given |= {"advantages": torch.ones(2), "groups": [0, 1]} | changes
     with pytest.raises(ValueError, match=re.escape(message)):
         gv.policy_loss(spec, gv.Tokens(**given))
@@ -328,13 +328,13 @@ def test_policy_loss_refuses_with_the_name_of_the_input(spec, changes, message):
     ],
 )
 def test_policy_loss_refuses_counts_that_lack_something(spec, counts, message):
-    x = gv.Tokens(logp=FULL, ref_logp=FULL, mask=FULL, advantages=torch.ones(2), groups=[0, 1])
+    x = gv.Tokens(logp=LOGP, ref_logp=LOGP, mask=FULL, advantages=torch.ones(2), groups=[0, 1])
     with pytest.raises(ValueError, match=re.escape(message)):
         gv.policy_loss(spec, x, gv.Counts(tokens=6, sequences=2, **counts))
 
 
 def test_policy_loss_refuses_a_generator_that_nothing_draws_from():
-    x = gv.Tokens(logp=FULL, mask=FULL, advantages=torch.ones(2))
+    x = gv.Tokens(logp=LOGP, mask=FULL, advantages=torch.ones(2))
     with pytest.raises(
         ValueError, match=re.escape("generator= has no effect: dapo draws nothing at random. Leave it out.")
     ):
@@ -410,7 +410,7 @@ def test_row_weights_without_what_they_need():
         ("geometric_truncate,correction.cap=1.1", [[1.1, 1.1, 0], [4 ** (-1 / 3)] * 3]),
         ("geometric_mask,correction.low=0.7,correction.high=2", [[1, 1, 0], [0, 0, 0]]),
         ("geometric_mask,correction.low=none,correction.high=1", [[0, 0, 0], [1, 1, 1]]),
-        # mu - logp with logp = 0: the mean of log(2/3), log 2 is 0.1438; of -log 2, log 4 twice 0.6931. A < 0 in row 2.
+        # mu - logp: the mean of log(2/3), log 2 is 0.1438; of -log 2, log 4 twice 0.6931. A < 0 in row 2.
         ("off_policy_mask,correction.threshold=0.5", [[1, 1, 0], [0, 0, 0]]),
         ("off_policy_mask,correction.threshold=0.7", [[1, 1, 0], [1, 1, 1]]),
         ("geometric_mask+token_truncate,correction.low=1,correction.high=2", [[2, 0.5, 0], [0, 0, 0]]),
@@ -424,11 +424,11 @@ def test_row_weights_without_what_they_need():
 def test_correction_weights_by_hand(part, expected):
     log = math.log
     x = gv.Tokens(
-        logp=torch.zeros(2, 3, requires_grad=True),
+        logp=torch.full((2, 3), -2.0, requires_grad=True),
         mask=torch.tensor([[1, 1, 0], [1, 1, 1]]),
         advantages=torch.tensor([1.0, -1.0]),
-        old_logp=torch.tensor([[log(2), 0.0, NAN], [log(2), 0.0, 0.0]]),
-        rollout_logp=torch.tensor([[log(2 / 3), log(2), NAN], [-log(2), log(4), log(4)]]),
+        old_logp=torch.tensor([[log(2), 0.0, NAN], [log(2), 0.0, 0.0]]) - 2,
+        rollout_logp=torch.tensor([[log(2 / 3), log(2), NAN], [-log(2), log(4), log(4)]]) - 2,
     )
     found = gv.correction_weights(f"grpo,correction={part}", x)
     assert_close(found, torch.tensor(expected, dtype=torch.float32))
@@ -438,10 +438,10 @@ def test_correction_weights_by_hand(part, expected):
 def test_an_off_policy_mask_follows_token_advantages_and_does_without_an_engine():
     """Without the engine's log-probabilities drift is old - logp = 1; only the token with A < 0 goes."""
     x = gv.Tokens(
-        logp=torch.zeros(1, 2),
+        logp=torch.full((1, 2), -1.0),
         mask=torch.ones(1, 2),
         advantages=torch.tensor([[1.0, -1.0]]),
-        old_logp=torch.ones(1, 2),
+        old_logp=torch.zeros(1, 2),
     )
     assert gv.correction_weights("grpo,correction=off_policy_mask,correction.threshold=0.5", x).tolist() == [[1, 0]]
     assert gv.correction_weights("grpo,correction=off_policy_mask,correction.threshold=1", x).tolist() == [[1, 1]]

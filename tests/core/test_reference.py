@@ -16,7 +16,7 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 def batch(seed=0, rows=5, width=24):
     """Off-policy log-probabilities with ratios on both sides of the clip range, a ragged mask with holes."""
     rng = np.random.default_rng(seed)
-    old = -rng.uniform(0.1, 2.0, (rows, width))
+    old = -rng.uniform(2.1, 4.0, (rows, width))
     logp = old + rng.normal(0, 0.4, (rows, width))
     ref = old + rng.normal(0, 0.3, (rows, width))
     mask = rng.random((rows, width)) < 0.7

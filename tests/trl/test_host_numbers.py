@@ -20,8 +20,8 @@ def tokens(logp, advantages, mask=None, **given):
 
 def one_token(advantage=0.0, log_ratio=0.0, u=0.0):
     """A response of one token."""
-    logp = torch.tensor([[-1.0]])
-    return tokens([[-1.0]], [advantage], old_logp=logp - log_ratio, ref_logp=logp + u)
+    logp = torch.tensor([[-1.0 - u]])
+    return tokens(logp.tolist(), [advantage], old_logp=logp - log_ratio, ref_logp=logp + u)
 
 
 def host(batch, **flags):

@@ -47,7 +47,7 @@ def rollouts(tmp_path_factory):
     generated[4] = [[0.0] * len(ids) for ids in generated[1]]
     old = made._generate_and_score_completions(inputs)["old_per_token_logps"]
     noise = torch.randn(old.shape, generator=torch.Generator().manual_seed(0)) * 0.8
-    generated[4] = [(old + noise)[i, : len(ids)].tolist() for i, ids in enumerate(generated[1])]
+    generated[4] = [(old + noise).clamp(max=-0.001)[i, : len(ids)].tolist() for i, ids in enumerate(generated[1])]
 
     def run(mode, low, high, _):
         made.vllm_importance_sampling_mode = mode
@@ -62,7 +62,7 @@ def batch(out):
     old = out["old_per_token_logps"].double()
     drift = torch.randn(old.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 0.3
     data = {
-        "logp": old + drift,
+        "logp": (old + drift).clamp(max=-0.001),
         "old_logp": old,
         "ref_logp": old,
         "rollout_logp": out["sampling_per_token_logps"].double(),

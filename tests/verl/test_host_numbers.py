@@ -47,9 +47,10 @@ def test_nearly_equal_rewards():
 
 def here(spec, advantage, log_ratio, mask, counts=None):
     """The package's loss and gradient on the same tokens."""
-    logp = torch.tensor(log_ratio).requires_grad_()
-    mask = torch.tensor(mask, dtype=torch.bool)
-    x = gv.Tokens(logp=logp, mask=mask, advantages=torch.full((len(mask),), advantage), old_logp=torch.zeros_like(logp))
+    log_ratio, mask = torch.tensor(log_ratio, dtype=torch.float64), torch.tensor(mask, dtype=torch.bool)
+    old = torch.full_like(log_ratio, -30.0)
+    logp = (old + log_ratio).requires_grad_()
+    x = gv.Tokens(logp=logp, mask=mask, advantages=torch.full((len(mask),), advantage), old_logp=old)
     found = gv.policy_loss(spec, x, counts).loss
     found.backward()
     return found.item(), logp.grad
@@ -92,8 +93,8 @@ def test_k3_is_clamped_at_ten(parity, u, number):
     logp = torch.zeros(1, 1, requires_grad=True)
     value = core_algos.kl_penalty(logp, torch.tensor([[u]]), "k3")
     value.sum().backward()
-    own = torch.zeros(1, 1, requires_grad=True)
-    x = gv.Tokens(logp=own, mask=torch.ones(1, 1).bool(), advantages=torch.zeros(1), ref_logp=torch.tensor([[u]]))
+    own = torch.full((1, 1), -u, requires_grad=True)
+    x = gv.Tokens(logp=own, mask=torch.ones(1, 1).bool(), advantages=torch.zeros(1), ref_logp=torch.zeros(1, 1))
     found = gv.policy_loss("grpo,kl=k3,kl.beta=1", x).loss
     found.backward()
     parity.differs(
@@ -165,13 +166,13 @@ def test_rejection_bounds_are_those_of_the_inverse_weight(parity):
     kept, _ = rollout_corr_helper.compute_rollout_rejection_mask(
         weights.log(), torch.ones(5, 1), rollout_rs="seq_mean_k1", rollout_rs_threshold="0.6_1.4"
     )
-    zeros = torch.zeros(5, 1)
+    logp = torch.full((5, 1), -1.0)
     x = gv.Tokens(
-        logp=zeros,
+        logp=logp,
         mask=torch.ones(5, 1).bool(),
         advantages=torch.ones(5),
-        old_logp=zeros,
-        rollout_logp=-weights.log(),
+        old_logp=logp,
+        rollout_logp=logp - weights.log(),
     )
     spec = "grpo,correction=geometric_mask,correction.low=0.6,correction.high=1.4"
     parity.differs(

@@ -29,7 +29,7 @@ def batch(rows=6, width=7, drift=1.0, dtype=torch.float64):
     mask = torch.rand(rows, width) < 0.7
     mask[:, 0], mask[2] = True, False
     old = -2 * torch.rand(rows, width, dtype=dtype) - 0.1
-    logp = (old + drift * torch.randn(rows, width, dtype=dtype)).requires_grad_()
+    logp = (old + drift * torch.randn(rows, width, dtype=dtype)).clamp(max=-0.01).requires_grad_()
     advantages = torch.randn(rows, 1, dtype=dtype).expand(rows, width) * mask
     return {"old_log_prob": old, "log_prob": logp, "advantages": advantages, "response_mask": mask}
 

@@ -50,7 +50,7 @@ def mismatched():
     tensors = batch()
     noise = torch.randn(tensors["old_log_prob"].shape, dtype=torch.float64) * 0.5
     noise[:2] *= 0.005
-    return tensors, tensors["old_log_prob"] + noise
+    return tensors, (tensors["old_log_prob"] + noise).clamp(max=-0.001)
 
 
 def corrected(config, old, engine, mask):
@@ -150,11 +150,11 @@ def test_weights_of_mean_1_have_no_counterpart(parity):
     config = RolloutCorrectionConfig(rollout_is="token", rollout_is_threshold=2.0, rollout_is_batch_normalize=True)
     weights, _ = corrected(config, log_ratio, torch.zeros(1, 2), torch.ones(1, 2))
     x = gv.Tokens(
-        logp=log_ratio,
+        logp=log_ratio - 1,
         mask=torch.ones(1, 2).bool(),
         advantages=torch.ones(1),
-        old_logp=log_ratio,
-        rollout_logp=torch.zeros(1, 2),
+        old_logp=log_ratio - 1,
+        rollout_logp=-torch.ones(1, 2),
     )
     parity.differs(
         "tis",

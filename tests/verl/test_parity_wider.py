@@ -197,7 +197,7 @@ def test_dppo_kl_in_the_host_has_a_range_of_0_2_unless_it_is_told(parity):
 
 
 def test_cispo_in_the_host_weighs_between_0_8_and_1_2_unless_it_is_told(parity):
-    tensors = one(-2.0, 1.0)
+    tensors = one(-2.0, 1.0, logp=-3.0)
     parity.differs(
         "cispo",
         "loss cispo",
