@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,12 @@ from grpo_variants.baseline import Greedy
 from grpo_variants.checks import unknown
 from grpo_variants.credit import Rule
 from grpo_variants.fast.advantages import fast_advantages
+from grpo_variants.group_size import doubts, is_choosy
+from grpo_variants.groups import Groups
 from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, Samples, check_rollouts, narrow, read_rollouts
 from grpo_variants.memory import Memory
 from grpo_variants.options import resolve
+from grpo_variants.values import readable
 from grpo_variants.variant import Variant
 
 
@@ -42,13 +46,20 @@ def advantages(
     is not valid, or whose rewards are all missing, is out of every statistic and gets 0; a group whose rewards are
     all equal gets exactly 0. A missing greedy reward takes a response out of a rule that compares with it.
 
-    Warns (UserWarning) of infinite rewards where they can be seen without waiting for a device.
+    Warns (UserWarning) of infinite rewards, and of groups too small for the rule (`selection.keep`), where that can be
+    seen without waiting for a device.
     Raises ValueError for a missing input, a wrong shape or a state that is not used; TypeError for an unknown input.
     Not done: no overlong penalty and no filtering; see `soft_overlong_penalty` and `keep_groups`.
     """
     variant = resolve(variant)
-    _check_state(variant, state)
     rollouts = _as_rollouts(rewards, groups, inputs)
+    _warn_of_sizes(variant, rollouts.groups)
+    return advantages_of(variant, rollouts, state)
+
+
+def advantages_of(variant: Variant, rollouts: Rollouts, state: Memory | None = None) -> Tensor:
+    """`advantages` without a word on the sizes of groups, which a trainer's adapter says once, at the start."""
+    _check_state(variant, state)
     check_rollouts(rollouts)
     value = fast_advantages(variant, rollouts)
     return _plain_advantages(variant, rollouts, state) if value is None else value
@@ -92,6 +103,16 @@ def _check_matrix(variant: Variant, samples: Samples) -> None:
             f"rewards.flatten() and groups=[p for p in range({count}) for _ in range({width})]; for {width} reward "
             "functions give reward_weights= too."
         )
+
+
+def _warn_of_sizes(variant: Variant, groups: Any) -> None:
+    """Say what the largest group makes of the rule, where that can be seen without waiting for a device."""
+    if groups is None or not is_choosy(variant):
+        return
+    ids = Groups.of(groups).ids
+    if readable(ids) and len(ids):
+        for doubt in doubts(variant, int(ids.bincount().max())):
+            warnings.warn(f"{variant.name}: {doubt.text} Draw {doubt.draw} responses per prompt.", stacklevel=3)
 
 
 def _with_baseline(variant: Variant, samples: Samples) -> Tensor:

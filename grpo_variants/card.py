@@ -13,7 +13,7 @@ from typing import Any
 from grpo_variants.catalogue import registered
 from grpo_variants.conventions import numerics
 from grpo_variants.files import FileError, read_json, write_json
-from grpo_variants.options import parts_of, resolved_values
+from grpo_variants.options import parts_of, resolved_values, without_added
 from grpo_variants.variant import UNCONFIRMED, Variant
 from grpo_variants.versions import versions
 
@@ -44,10 +44,10 @@ class Card:
     @property
     def hash(self) -> str:
         """Hash of the objective: two runs with the same hash ran the same one, whatever its name or host."""
-        # An axis on which nothing is chosen is left out, so that a new one does not change the hash of the others.
-        values = {
-            k: v for k, v in resolved_values(self.variant).items() if k != "conventions" and ("." in k or v != "none")
-        }
+        # An axis on which nothing is chosen is left out, and a field that was added to a part where it is as before:
+        # a new one then does not change the hash of the others.
+        values = without_added(resolved_values(self.variant))
+        values = {k: v for k, v in values.items() if k != "conventions" and ("." in k or v != "none")}
         text = json.dumps({"values": values, "effective": dict(self.effective)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -206,7 +206,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def _flat(card: Mapping[str, Any]) -> dict[str, Any]:
-    values = {key: entry["value"] for key, entry in card.get("values", {}).items()}
+    values = without_added({key: entry["value"] for key, entry in card.get("values", {}).items()})
     return values | dict(card.get("effective", {}))
 
 

@@ -13,7 +13,7 @@ from grpo_variants.checks import check_choice, check_number
 from grpo_variants.divergence import KL
 from grpo_variants.inputs import Samples, read_weights
 from grpo_variants.masked import discounted_sum_to_go, reverse_cumsum, select
-from grpo_variants.scale import BatchStd, EpsIn, Rewards, Scale
+from grpo_variants.scale import EPS_IN, BatchStd, EpsIn, Rewards, Scale
 
 
 class Rule(NamedTuple):
@@ -79,7 +79,7 @@ class Decoupled:
         check_number("credit.eps", self.eps, at_least=0)
         check_choice("credit.ddof", self.ddof, (0, 1))
         check_choice("credit.over", self.over, ("responses", "tokens"))
-        check_choice("credit.eps_in", self.eps_in, ("std", "var"))
+        check_choice("credit.eps_in", self.eps_in, EPS_IN)
 
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
         """Advantages [N]; reads rewards [N, K]."""

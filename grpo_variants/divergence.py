@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from grpo_variants.added import added
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.masked import highest
 
@@ -87,7 +88,7 @@ class KL:
     weighted: Literal["none", "ratio"] = "none"
     bound: float | None = 20.0
     value_bound: float | None = None
-    exempt: float | None = None
+    exempt: float | None = added(None)
 
     def __post_init__(self) -> None:
         """Check the fields."""

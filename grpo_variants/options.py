@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Literal, Union
 
+from grpo_variants.added import before
 from grpo_variants.catalogue import registered
 from grpo_variants.checks import shown, unknown
 from grpo_variants.conventions import numerics
@@ -287,6 +288,18 @@ def resolved_values(variant: Variant) -> dict[str, Any]:
             prefix = f"{axis}.{draft.choice}" if len(drafts) > 1 else axis
             values |= {f"{prefix}.{field}": value for field, value in draft.fields.items()}
     return values
+
+
+def without_added(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`resolved_values` less every field that came after its part and has the value of before (`added`)."""
+
+    def as_before(key: str, value: Any) -> bool:
+        axis, _, rest = key.partition(".")
+        choice, _, field = rest.rpartition(".")
+        part = AXES[axis].choices.get(choice or values[axis]) if axis in AXES and rest else None
+        return bool(before(part, field) == value)
+
+    return {key: value for key, value in values.items() if not as_before(key, value)}
 
 
 def full_keys(variant: Variant, options: Mapping[str, str]) -> dict[str, str]:

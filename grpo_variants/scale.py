@@ -14,7 +14,8 @@ from grpo_variants.groups import whole
 from grpo_variants.inputs import Samples
 from grpo_variants.masked import low_and_high, select
 
-EpsIn = Literal["std", "var"]
+EpsIn = Literal["std", "var", "floor"]
+EPS_IN: tuple[EpsIn, ...] = ("std", "var", "floor")
 
 
 class Rewards(NamedTuple):
@@ -53,7 +54,8 @@ class NoScale:
 class GroupStd:
     r"""Standard deviation of the prompt's group, \(A_i / (\operatorname{std}_g(r) + \epsilon)\) (GRPO, 2402.03300).
 
-    eps: added to the standard deviation (`eps_in=std`) or to the variance (`eps_in=var`).
+    eps: added to the standard deviation (`eps_in=std`) or to the variance (`eps_in=var`), or the least variance that
+    divides (`eps_in=floor`, as in OpenRLHF).
     ddof: 1 for Bessel's correction, 0 for the population.
     """
 
@@ -343,7 +345,7 @@ def _token_weight(advantages: Tensor, samples: Samples) -> Tensor:
 
 def divide(advantages: Tensor, std: Tensor, eps: float, eps_in: str) -> Tensor:
     """Divide [N] or [N, T] by a standard deviation [N]; where that is 0 there is no signal and the result is 0."""
-    scale = std + eps if eps_in == "std" else torch.hypot(std, std.new_tensor(eps).sqrt())
+    scale = divisor(std, eps, eps_in)
     flat = std == 0
     safe = torch.where(flat, torch.ones_like(scale), scale)
     if advantages.dim() == 2:
@@ -351,7 +353,15 @@ def divide(advantages: Tensor, std: Tensor, eps: float, eps_in: str) -> Tensor:
     return torch.where(flat, torch.zeros_like(advantages), advantages / safe)
 
 
+def divisor(std: Tensor, eps: float, eps_in: str) -> Tensor:
+    """What a standard deviation divides by: with eps added to it or to its square, or its square held above eps."""
+    if eps_in == "std":
+        return std + eps
+    root = std.new_tensor(eps).sqrt()
+    return torch.hypot(std, root) if eps_in == "var" else torch.maximum(std, root)
+
+
 def _check_std(eps: float, ddof: int, eps_in: str) -> None:
     check_number("scale.eps", eps, at_least=0)
     check_choice("scale.ddof", ddof, (0, 1))
-    check_choice("scale.eps_in", eps_in, ("std", "var"))
+    check_choice("scale.eps_in", eps_in, EPS_IN)

@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from grpo_variants.checks import check_number
+from grpo_variants.group_size import Doubt
 from grpo_variants.inputs import Samples
 
 
@@ -48,6 +49,13 @@ class _Best:
     def __post_init__(self) -> None:
         """Check the fields."""
         check_number("selection.keep", self.keep, at_least=1)
+
+    def doubt(self, size: int) -> Doubt | None:
+        """Whether a group of this many responses is kept whole."""
+        if size > self.keep:
+            return None
+        text = f"selection.keep={self.keep} keeps every response of a group of {size}, so that nothing is selected."
+        return Doubt(text, 2 * self.keep)
 
     def _lowest(self, cost: Tensor, samples: Samples) -> Tensor:
         return samples.valid & (samples.groups.ranks(cost, samples.valid) < self.keep)

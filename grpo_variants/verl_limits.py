@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants import verl_words as words
-from grpo_variants.advantage import advantages
+from grpo_variants.advantage import advantages_of
 from grpo_variants.aggregation import PromptMean
 from grpo_variants.baseline import Greedy
 from grpo_variants.correction import GeometricMask, OffPolicyMask
@@ -103,7 +103,7 @@ def _tried(variant: Variant, groups: list[int], extra: Collection[str]) -> Tenso
     given["step_ends"] = mask if isinstance(variant.credit, Process) else None
     rewards = token_rewards.sum(1)
     rollouts = Rollouts(rewards=rewards, groups=groups, mask=mask, token_rewards=token_rewards, **given)
-    return advantages(advantage_form(variant), rollouts)
+    return advantages_of(advantage_form(variant), rollouts)
 
 
 def loss_refusals(variant: Variant) -> Iterator[Finding]:

@@ -200,7 +200,7 @@ FIELD_VALUES = {
     "credit.eps": (1e-8, 1e-4, 0.1),
     "credit.ddof": (0, 1),
     "credit.over": ("responses", "tokens"),
-    "credit.eps_in": ("std", "var"),
+    "credit.eps_in": ("std", "var", "floor"),
     "credit.base": (0.5, 1.0),
     "credit.bonus": (0.0, 0.1, 1.0),
     "credit.above": (0.0, 0.4),
@@ -218,7 +218,7 @@ FIELD_VALUES = {
     "scale.ddof": (0, 1),
     "scale.of": ("raw", "centred"),
     "scale.over": ("responses", "tokens"),
-    "scale.eps_in": ("std", "var"),
+    "scale.eps_in": ("std", "var", "floor"),
     "credit.gamma": (0.5, 0.9, 1.0),
     "ratio.bound_low": (None, 0.1, 20.0),
     "ratio.bound_high": (None, 0.15, 20.0),
@@ -331,9 +331,14 @@ SPECS = (
     *(f"rloo,baseline={b}" for b in AXES["baseline"].choices),
     *(f"grpo,baseline={b},scale.eps=0.2" for b in AXES["baseline"].choices),
     # scales
-    *(f"grpo,scale.ddof={ddof},scale.eps_in={where},scale.eps=0.1" for ddof in (0, 1) for where in ("std", "var")),
+    *(
+        f"grpo,scale.ddof={ddof},scale.eps_in={where},scale.eps=0.1"
+        for ddof in (0, 1)
+        for where in ("std", "var", "floor")
+    ),
     *(f"grpo,scale=batch_std,scale.of={of},scale.ddof=0" for of in ("raw", "centred")),
     *(f"rloo,scale=batch_std,scale.of={of},scale.eps_in=var,scale.eps=0.1" for of in ("raw", "centred")),
+    "reinforce_pp_baseline,scale.eps=0.4",
     *(f"{name},{WHITEN},scale.ddof={ddof}" for name in ("grpo", "rloo", "remax") for ddof in (0, 1)),
     "reinforce,scale=batch_std,scale.mean=subtract,scale.of=centred,scale.eps=0.1",
     "grpo,scale=group_mad,scale.eps=0.3",
@@ -368,7 +373,7 @@ SPECS = (
     f"dapo,{RETURNS},scale=batch_std,scale.of=raw,ratio=sequence_token",
     f"dapo,{RETURNS},singleton=raw",
     *(f"grpo,credit=decoupled,credit.ddof={ddof},credit.over={o}" for ddof in (0, 1) for o in ("responses", "tokens")),
-    "rloo,credit=decoupled,credit.eps_in=var,credit.eps=0.2",
+    *(f"rloo,credit=decoupled,credit.eps_in={where},credit.eps=0.2" for where in ("var", "floor")),
     *(f"reinforce,credit={c},credit.base=0.5,credit.bonus=0.3" for c in ("entropy_tokens", "entropy_responses")),
     "reinforce,credit=entropy_tokens,credit.above=0.4,credit.eps=0.1",
     "reinforce,credit=entropy_tokens",

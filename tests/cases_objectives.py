@@ -28,10 +28,12 @@ FIELD_VALUES = {
     "surrogate.floor_end": (0.4, 0.9),
     "surrogate.ceiling_end": (3.0, 4.0),
     "surrogate.step": (0.05, 0.2),
+    "surrogate.first": ("ceiling", "floor"),
     "surrogate.target": (0.3, 0.6),
     "surrogate.budget": (0.04, 0.1),
     "surrogate.drops": ("by_sign", "both"),
     "surrogate.penalty": (0.0, 0.5),
+    "surrogate.rule": ("clip", "mask"),
 }
 # Why a random spec string may be refused.
 REFUSALS = (
@@ -87,12 +89,17 @@ SPECS = (
     "grpo,surrogate=clip_cov,surrogate.cov_low=-3,surrogate.low=0.1,surrogate.high=0.1",
     "grpo,surrogate=kl_cov,surrogate.fraction=0.3,surrogate.coef=0.5",
     "grpo,surrogate=kl_cov",
-    *(f"grpo,surrogate=bapo,surrogate.target={share},surrogate.dual=1.5" for share in (0.1, 0.45, 0.55, 0.9)),
-    "grpo,surrogate=bapo,surrogate.floor=0.3,surrogate.floor_end=0.7,surrogate.step=0.15,surrogate.dual=none",
-    "grpo,surrogate=bapo,surrogate.ceiling=1.1,surrogate.ceiling_end=1.5,surrogate.target=0.6",
+    *(
+        f"grpo,surrogate=bapo,surrogate.target={share},surrogate.first={first},surrogate.dual=1.5"
+        for share in (0.1, 0.45, 0.55, 0.9)
+        for first in ("floor", "ceiling")
+    ),
+    "grpo,surrogate=bapo,surrogate.floor=0.3,surrogate.floor_end=0.7,surrogate.first=floor,surrogate.target=0.6",
+    "grpo,surrogate=bapo,surrogate.ceiling=1.1,surrogate.ceiling_end=1.5,surrogate.step=0.3",
     "gspo,surrogate=bapo",
-    *(f"grpo,surrogate=m2po,surrogate.budget={b},surrogate.low=0,surrogate.high=0.1" for b in (0.01, 0.1, 0.2, 3)),
-    "grpo,surrogate=m2po",
+    *(f"grpo,surrogate=m2po,surrogate.budget={b}" for b in (0.01, 0.1, 0.2, 3)),
+    *(f"grpo,surrogate=m2po,surrogate.budget={b},surrogate.rule=mask" for b in (1e-6, 0.01, 0.1, 0.2, 3)),
+    *(f"grpo,surrogate=m2po,surrogate.low={low},surrogate.high=0.1" for low in (0.3, 1.5)),
     *(f"grpo,correction=kpop,correction.threshold={t}" for t in (0.01, 0.1, 0.5)),
     "dapo,correction=kpop+sequence_mask,correction.threshold=0.2,correction.low=0.5,correction.high=3",
 )
@@ -127,10 +134,12 @@ PAIRS = {
     "surrogate.floor_end": (0.7, 0.9),
     "surrogate.ceiling_end": (1.3, 3.0),
     "surrogate.step": (0.05, 0.2),
+    "surrogate.first": ("ceiling", "floor"),
     "surrogate.target": (0.3, 0.6),
     "surrogate.budget": (0.01, 0.1),
     "surrogate.drops": ("by_sign", "both"),
     "surrogate.penalty": (0.0, 0.5),
+    "surrogate.rule": ("clip", "mask"),
 }
 # Two values for one choice only, where the others' are too far apart or too close for it.
 PAIRS_OF_CHOICE = {
@@ -146,6 +155,7 @@ WITH = {
     "bapo surrogate.floor": {"surrogate.target": 0.0},
     "bapo surrogate.ceiling": {"surrogate.target": 0.0},
     "bapo surrogate.step": {"surrogate.target": 0.545, "surrogate.floor_end": 0.6},
+    "bapo surrogate.first": {"surrogate.target": 0.545},
 }
 NEEDED = {
     "cispo": {"surrogate.cap": 1.1},

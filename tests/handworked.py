@@ -168,7 +168,7 @@ CASES: dict[str, Case] = {
         #   old/ref = 1, 2, 2    -> penalties 0, c, c;  returns R = -2c, -2c, -c
         # Mean (2 + c - 5c)/5 = 0.4 - 0.8 c = 0.394454822556; deviations
         #   0.605545177444, 0.612476649250 | -0.408317766167, -0.408317766167, -0.401386294361
-        # sum of squares 1.236370361439, variance (4 degrees of freedom) 0.309092590360, sqrt(var + 1e-8) 0.555960970177
+        # sum of squares 1.236370361439, variance of the population 0.247274072288, its root 0.497266600817
         rollouts={
             "rewards": [1, 0],
             "groups": ["a", "b"],
@@ -176,7 +176,7 @@ CASES: dict[str, Case] = {
             "old_logp": logs([[0.4, 0.3, _], [0.5, 0.6, 0.2]]),
             "ref_logp": logs([[0.2, 0.6, _], [0.5, 0.3, 0.1]]),
         },
-        advantages=[[1.089186489570, 1.101654040670, 0], [-0.734436027114, -0.734436027114, -0.721968476013]],
+        advantages=[[1.217747535125, 1.231686681238, 0], [-0.821124454158, -0.821124454158, -0.807185308046]],
         # The KL is in the reward, so ref is not read here. -min(rho A, clip(rho, 0.8, 1.2) A):
         #   A = 0.5, rho 2 -> -0.6 (clipped); A = 1, rho 1.1 -> -1.1; A = -1, rho 0.5 -> 0.8 (clipped)
         #   A = 1, rho 0.5 -> -0.5; A = -2, rho 2 -> 4
@@ -190,18 +190,18 @@ CASES: dict[str, Case] = {
         # Group a, rewards 1, 0: a_i = 0.5, -0.5, of 3 and 1 tokens. Group b, rewards 2, 0, 1: a_i = 1, -1, 0, of 2, 1
         # and 1 tokens. Over the 8 tokens: mean (3 * 0.5 - 0.5 + 2 * 1 - 1 + 0)/8 = 0.25; deviations
         # 0.25, -0.75, 0.75, -1.25, -0.25; squares 3 * 0.0625 + 0.5625 + 2 * 0.5625 + 1.5625 + 0.0625 = 3.5;
-        # variance 3.5/7 = 0.5; sqrt(0.5 + 1e-8) = 0.707106788258.
+        # variance 3.5/8 = 0.4375; its root 0.661437827766.
         rollouts={"rewards": [1, 0, 2, 0, 1], "groups": ["a", "a", "b", "b", "b"], "lengths": [3, 1, 2, 1, 1]},
-        advantages=[0.353553387058, -1.060660161173, 1.060660161173, -1.767766935289, -0.353553387058],
+        advantages=[0.377964473009, -1.133893419028, 1.133893419028, -1.889822365046, -0.377964473009],
         # Policy term as grpo: sums -4.2 | 1.4. k2 = u^2/2: (ln 2)^2/2 three times and (ln 1.5)^2/2:
         #   1.5 * 0.480453013918 + 0.5 * 0.164401953893 = 0.802880497824
-        # L = (-4.2 + 1.4 + 0.001 * 0.802880497824) / 5 tokens
+        # L = (-4.2 + 1.4 + 1e-5 * 0.802880497824) / 5 tokens
         # Gradient of k2 is -u: -ln 2, ln 2, 0 | ln 2, -ln 1.5. With the policy term's, divided by 5:
-        #   (0 - 0.000693147181)/5, (-1.65 + 0.000693147181)/5, -0.75/5 | 0.000693147181/5, (1 - 0.000405465108)/5
+        #   (0 - 1e-5 ln 2)/5, (-1.65 + 1e-5 ln 2)/5, -0.75/5 | 1e-5 ln 2/5, (1 - 1e-5 ln 1.5)/5
         **PAIR,
         given=[1.5, -0.5],
-        loss=-0.559839423900,
-        gradient=[[-0.000138629436, -0.329861370564, -0.15], [0.000138629436, _, 0.199918906978]],
+        loss=-0.559998394239,
+        gradient=[[-0.000001386294, -0.329998613706, -0.15], [0.000001386294, _, 0.199999189070]],
     ),
     "remax": Case(
         # A = r - r(greedy); one greedy reward a prompt, repeated for its responses.

@@ -264,7 +264,13 @@ CASES: dict[str, Case] = {
         # 2/3, -1/3, -1/3, with variance (4/9 + 1/9 + 1/9)/2 = 1/3. The second step is in tests/core/test_memory.py.
         rollouts={"rewards": [1, 0, 0], "groups": ["a", "b", "c"]},
         advantages=[n / ((1 / 3) ** 0.5 + 1e-8) for n in (2 / 3, -1 / 3, -1 / 3)],
-        **CLIP_TOKEN_MEAN,
+        # A = 1.5:  rho 2 -> -1.28 * 1.5 = -1.92 (clipped); 1.1 -> -1.65; 0.5 -> -0.75
+        # A = -0.5: rho 12 -> 10 * 0.5 = 5 (dual clip); 2 -> 1. L = 1.68 / 5 tokens
+        policy=PAIR["policy"],
+        old=[[0.2, 0.5, 0.2], [0.1 / 12, _, 0.3]],
+        given=[1.5, -0.5],
+        loss=0.336,
+        gradient=[[0, -0.33, -0.15], [0, _, 0.2]],
     ),
     "dcpo": Case(
         # The first step of a prompt: no history, and no epsilon. Group a, 0, 1, 2: mean 1, deviation 1. Group b, 1, 0:

@@ -395,27 +395,27 @@ CASES: dict[str, Case] = {
     ),
     "bapo": Case(
         **NORMALISED,
-        # A = 0.75: gains 0.75 (c + 1.1 + 0.5); A = -0.875: losses 0.875 (max(0.5, c) + 2).
-        # At 0.6, 1.2: 2.1 against 2.275; the floor goes up to 0.9: 2.5375. Then 0.75 (c + 1.6) >= 2.5375 from 1.8 on.
-        #   A = 0.75:   rho 2 -> -1.8 * 0.75 = -1.35 (clipped); -0.825; -0.375
-        #   A = -0.875: rho 0.5 -> 0.9 * 0.875 = 0.7875 (clipped); 1.75
-        # L = -0.0125 / 5 tokens
+        # A = 0.5: gains 0.5 (c + 1.1 + 0.5); A = -0.875: losses 0.875 (max(0.5, c) + 2). A share of 0.4 wants gains of
+        # 2/3 of the losses. At 0.6, 1.2: 1.4 against 2.275. 0.5 (c + 1.6) >= 1.5167 from 1.4333 on: the ceiling stops
+        # at 1.45.
+        #   A = 0.5:    rho 2 -> -1.45 * 0.5 = -0.725 (clipped); -0.55; -0.25
+        #   A = -0.875: rho 0.5 -> 0.6 * 0.875 = 0.525 (clipped); 1.75
+        # L = 0.75 / 5 tokens
         **PAIR_WITHOUT_REFERENCE,
-        given=[0.75, -0.875],
-        loss=-0.0025,
-        gradient=[[0, -0.165, -0.075], [0, _, 0.35]],
+        given=[0.5, -0.875],
+        loss=0.15,
+        gradient=[[0, -0.11, -0.05], [0, _, 0.35]],
     ),
     "m2po": Case(
         **NORMALISED,
         # Harmful, A (rho - 1) > 0: d^2 = ln(2)^2 = 0.48, ln(1.1)^2 = 0.009 | ln(2)^2; mean 0.32, above 0.04.
-        # Cut to 0.009 they sum to 0.03, below 3 * 0.04; to 0.48 to 0.97: tau = ln 1.1, range 1/1.1 to 1.1, but not
-        #   tighter
-        # than 0.7 to 1.5.
-        #   A = 1.5:  -2.25 (clipped); -1.65; -0.75. A = -0.5: 0.35 (clipped); 1. L = -3.3 / 5 tokens
+        # Cut to 0.009 they sum to 0.03, below 3 * 0.04; to 0.48 to 0.97: tau = ln 1.1, range 1/1.1 to 1.1.
+        #   A = 1.5:  -1.65 (clipped); -1.65 (the token that has the range, clipped as well); -0.75
+        #   A = -0.5: 0.5 / 1.1 (clipped); 1. L = (-3.05 + 0.5 / 1.1) / 5 tokens
         **PAIR_WITHOUT_REFERENCE,
         given=[1.5, -0.5],
-        loss=-0.66,
-        gradient=[[0, -0.33, -0.15], [0, _, 0.2]],
+        loss=(-3.05 + 0.5 / 1.1) / 5,
+        gradient=[[0, 0, -0.15], [0, _, 0.2]],
     ),
     "clip_cov": Case(
         **NORMALISED,

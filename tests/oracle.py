@@ -110,6 +110,8 @@ def over_root(values, number, var):
     """A number over the root of a variance, with its epsilon; no variance, no signal."""
     if var == 0:
         return 0.0
+    if values["scale.eps_in"] == "floor":
+        return number / math.sqrt(max(var, values["scale.eps"]))
     if values["scale.eps_in"] == "var":
         return number / math.sqrt(var + values["scale.eps"])
     return number / (math.sqrt(var) + values["scale.eps"])

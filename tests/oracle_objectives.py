@@ -2,6 +2,7 @@
 
 import cmath
 import math
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from oracle_numbers import bounded, larger, mean, smaller, stop, upper_quantile
@@ -154,7 +155,7 @@ def ce_gppo(values, x):
 
 
 def dcpo(values, x):
-    q, cap = math.exp(stop(x.lp) - stop(x.d)), values["surrogate.cap"]
+    q, cap = math.exp(stop(x.row.old[x.n])), values["surrogate.cap"]
     low = 0.5 + 0.5 * math.sqrt(max(1 - 4 * values["surrogate.low"] / q, 0))
     high = min(0.5 + 0.5 * math.sqrt(1 + 4 * values["surrogate.high"] / q), cap)
     return clipped(x, low, high, cap)
@@ -226,21 +227,23 @@ def kl_cov(values, x):
 
 
 def balance(values, cells, thresholds):
-    """BAPO's bounds: raise the floor, then the ceiling, until gains are a share of the whole."""
+    """BAPO's bounds: raise one of floor and ceiling, then the other, until gains are a share of the whole."""
     if "floor" in thresholds:
         return thresholds["floor"], thresholds["ceiling"]
-    floor, ceiling, step = values["surrogate.floor"], values["surrogate.ceiling"], values["surrogate.step"]
+    bounds = {name: values[f"surrogate.{name}"] for name in ("floor", "ceiling")}
 
     def balanced():
-        gain = sum(min(math.exp(c.d), ceiling) * c.a for c in cells if c.a > 0)
-        loss = sum(max(math.exp(c.d), floor) * -c.a for c in cells if c.a < 0)
+        gain = sum(min(math.exp(c.d), bounds["ceiling"]) * c.a for c in cells if c.a > 0)
+        loss = sum(max(math.exp(c.d), bounds["floor"]) * -c.a for c in cells if c.a < 0)
         return gain >= values["surrogate.target"] * (gain + loss)
 
-    while not balanced() and floor < values["surrogate.floor_end"]:
-        floor = min(floor + step, values["surrogate.floor_end"])
-    while not balanced() and ceiling < values["surrogate.ceiling_end"]:
-        ceiling = min(ceiling + step, values["surrogate.ceiling_end"])
-    return floor, ceiling
+    for name in sorted(bounds, key=lambda name: name != values["surrogate.first"]):
+        end = values[f"surrogate.{name}_end"]
+        step = values["surrogate.step"] if name == "ceiling" else 0.05  # any step of the floor does
+        while not balanced() and bounds[name] < end:
+            # A step is exact: thirty of 0.02 are 0.6, which a sum of floating numbers is not.
+            bounds[name] = min(float(Fraction(str(bounds[name])) + Fraction(str(step))), end)
+    return bounds["floor"], bounds["ceiling"]
 
 
 def bapo(values, x):
@@ -248,20 +251,28 @@ def bapo(values, x):
 
 
 def second_moment(values, cells, thresholds):
-    """M2PO's range of the log ratio."""
+    """M2PO's range of the log ratio: harmful tokens at it and beyond it have no gradient."""
     if "log_range" in thresholds:
         return thresholds["log_range"]
-    squares = sorted(c.d**2 for c in cells if c.a * c.d > 0)
-    budget = values["surrogate.budget"] * len(squares)
-    if sum(squares) <= budget:
+    sizes = sorted(abs(c.d) for c in cells if c.a * c.d > 0)
+    if sum(s**2 for s in sizes) <= values["surrogate.budget"] * len(sizes):
         return math.inf
-    fitting = [s for s in squares if sum(min(s, other) for other in squares) < budget]
-    return math.sqrt(fitting[-1]) if fitting else 0.0
+    if values["surrogate.rule"] == "mask":
+        return next(s for n, s in enumerate(sizes, 1) if sum(t**2 for t in sizes[:n]) > values["surrogate.budget"] * n)
+    budget = values["surrogate.budget"] * len(sizes)
+    return max((s for s in sizes if sum(min(s, other) ** 2 for other in sizes) < budget), default=0.0)
 
 
 def m2po(values, x):
-    low, high = 1 - values["surrogate.low"], 1 + values["surrogate.high"]
-    return clipped(x, min(math.exp(-x.batch), low), max(math.exp(x.batch), high))
+    low, high = values["surrogate.low"], values["surrogate.high"]
+    down = max(x.batch, math.inf if low >= 1 else -math.log(1 - low))
+    up = max(x.batch, math.log(1 + high))
+    d = stop(x.d)
+    if x.a < 0 and d < 0 and -d >= down:
+        return Loss(0.0 if values["surrogate.rule"] == "mask" else -math.exp(-down) * x.a, True, False)
+    if x.a > 0 and d > 0 and d >= up:
+        return Loss(0.0 if values["surrogate.rule"] == "mask" else -math.exp(up) * x.a, False, True)
+    return Loss(-x.ratio * x.a, False, False)
 
 
 SURROGATES = {

@@ -10,6 +10,7 @@ from trl import GRPOConfig
 from grpo_variants.aggregation import Constant
 from grpo_variants.card import Card
 from grpo_variants.filters import ZeroVariance
+from grpo_variants.group_size import doubts
 from grpo_variants.shaping import Penalty
 from grpo_variants.variant import Variant
 from grpo_variants_trl.decoding import decoding_note
@@ -60,7 +61,8 @@ def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
 
 
 def _notes(choice: Choice, args: GRPOConfig, engine: bool) -> list[str]:
-    notes = []
+    sizes = doubts(choice.variant, args.num_generations)
+    notes = [f"{doubt.text} Set num_generations={doubt.draw}." for doubt in sizes]
     if isinstance(choice.variant.filter, ZeroVariance):
         notes.append(_filter_note(choice.variant.filter))
     if _is_approximate(choice, args):

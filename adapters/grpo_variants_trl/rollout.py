@@ -8,7 +8,8 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from grpo_variants import Memory, Rollouts, Variant, advantages, soft_overlong_penalty
+from grpo_variants import Memory, Rollouts, Variant, soft_overlong_penalty
+from grpo_variants.advantage import advantages_of
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import EntropyResponses, EntropyTokens
@@ -95,7 +96,7 @@ def variant_advantages(
         **rewards,
         **(tokens if steps is None else steps.inputs()),
     )
-    value = advantages(variant, rollouts, state=state)
+    value = advantages_of(variant, rollouts, state)
     return value if steps is None else steps.spread(value, tokens["mask"])
 
 

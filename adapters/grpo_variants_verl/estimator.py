@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.advantage import advantages
+from grpo_variants.advantage import advantages_of
 from grpo_variants.credit import Process, RewardToGo
 from grpo_variants.inputs import Counts, Rollouts, infinite_entries, without_infinities
 from grpo_variants.masked import discounted_sum_to_go, select
@@ -86,7 +86,7 @@ class Estimator:
             old_logp=inputs.get("old_log_probs"),
             sum_pi_squared=inputs.get("sum_pi_squared"),
         )
-        return advantages(variant, rollouts)
+        return advantages_of(variant, rollouts)
 
     def spread(self, values: Tensor, mask: Tensor, config: Any, index: Any) -> Tensor:
         """Advantages on the tokens of the mask [B, T], with the weights of prompt_mean where a rule carries them."""

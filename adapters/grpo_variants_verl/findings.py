@@ -11,6 +11,7 @@ from grpo_variants.conventions import numerics
 from grpo_variants.correction import OffPolicyMask
 from grpo_variants.divergence import KL
 from grpo_variants.filters import NoFilter, ZeroVariance
+from grpo_variants.group_size import doubts
 from grpo_variants.options import choice_name, configure, read_options
 from grpo_variants.scale import NoScale
 from grpo_variants.shaping import Keep, Mask, Penalty
@@ -55,6 +56,9 @@ def estimator_reports(variant: Variant, get: words.Get) -> Iterator[Finding]:
             "with one response every advantage is 0.",
             (Fix({words.RESPONSES: _SIBLINGS}),),
         )
+    else:
+        for doubt in doubts(variant, int(get(words.RESPONSES) or 1)):
+            yield Finding(f"{variant.name}: {doubt.text}", (Fix({words.RESPONSES: doubt.draw}),))
 
 
 def _without_scale(variant: Variant) -> Iterator[Fix]:

@@ -91,8 +91,8 @@ ASYMMETRIC: tuple[Variant, ...] = (
             r"\text{ else}"
         ),
         confirmed=(
-            "The authors' repository (Kwai-Klear/CE-GPPO): the loss in its readme; 0.2 on both sides, 0.75, 1 and "
-            "the token mean in recipe/dapo/7B_perf_run_gppo_v1_beta1_075_beta2_1_ours_math.sh."
+            "Kwai-Klear/CE-GPPO, README.md: the loss; recipe/dapo/7B_perf_run_gppo_v1_beta1_075_beta2_1_ours_math.sh: "
+            "0.2 on both sides, 0.75, 1 and the token mean."
         ),
         references=(papers.SU_CEGPPO,),
         hosts=(
@@ -118,9 +118,9 @@ ASYMMETRIC: tuple[Variant, ...] = (
             r"\min(\rho_{it} \tilde A_{it}, \operatorname{clip}(\rho_{it}, 0.8, 1.28) \tilde A_{it})"
         ),
         confirmed=(
-            "The paper, sections 4.2 and 5.1 (half-life 32, weight from 1 to 1.2, a dual clip of at least 10), "
-            "and its authors' repository (Henrymachiyu/FIPO, readme: a safety of 10 in the 32B run, which is "
-            "built on DAPO's recipe with clip_ratio_c=10)."
+            "The paper, sections 4.2 and 5.1 (half-life 32, weight from 1 to 1.2, a dual clip of at least 10), and "
+            "Henrymachiyu/FIPO, README.md (a safety of 10 in the 32B run, which is built on DAPO's recipe with "
+            "clip_ratio_c=10)."
         ),
         references=(papers.FIPO, papers.YU),
         hosts=(

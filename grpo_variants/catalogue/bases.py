@@ -30,3 +30,8 @@ DAPO = replace(
     overlong=Mask(),
 )
 TOKEN_COUNTS = "where a window's token counts are equal"
+DAPO_RECIPE = (
+    "DAPO's recipe (verl-project/verl-recipe, dapo/run_dapo_qwen2.5_32b.sh) also holds the loss of a negative "
+    "advantage at a ratio of 10 (surrogate.dual=10), punishes the last 4096 of 20480 tokens instead of masking "
+    "(overlong=penalty, overlong.buffer=4096), and tells by accuracy which groups vary (filter.metric)."
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grpo_variants.aggregation import SequenceMean, SequenceSum, TokenMean
 from grpo_variants.baseline import GroupMean, GroupMedian, GroupQuantile, Kalman, LeaveOneOut, LengthWeighted
+from grpo_variants.catalogue.bases import DAPO_RECIPE
 from grpo_variants.catalogue.formulas import CLIP, CLIPPED, SCORED
 from grpo_variants.catalogue.references import BAE, CHU, HAO, KIM, LIU_GDPO, LIU_TRICKS, TAJWAR, WANG_KRPO, WU, XIAO
 from grpo_variants.credit import Decoupled
@@ -25,7 +26,10 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "The derivation weighs the score of a whole response, which is aggregation=sequence_sum; the authors "
             "ran verl's token mean, which is taken. One update a batch: with more, a ratio is needed."
         ),
-        confirmed="The baseline in the paper and in verl's estimator opo.",
+        confirmed=(
+            "The baseline: the paper, and verl-project/verl, verl/trainer/ppo/core_algos.py "
+            "(compute_opo_outcome_advantage)."
+        ),
         references=(HAO,),
         hosts=(
             ("trl", "no counterpart: no baseline that weighs by length"),
@@ -45,12 +49,12 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             rf"{CLIPPED}"
         ),
         note=(
-            "Trainers take the deviation of the raw rewards (TRL, ms-swift) or of the centred ones (AReaL, ROLL), "
+            "Trainers take the deviation of the raw rewards (ROLL, TRL, ms-swift) or of the centred ones (AReaL), "
             "which is never larger. Raw is taken; scale.of=centred is the other."
         ),
         confirmed=(
-            "Group mean with the deviation of the batch, and the token mean, in the paper; raw rewards in its "
-            "authors' ROLL (roll/utils/functionals.py, reward_norm)."
+            "Group mean, deviation of the batch's raw rewards, token mean: the paper, section 4.1 (equation 6) and "
+            "section 5. Raw rewards with 1e-6: alibaba/ROLL, roll/utils/functionals.py 564 to 600."
         ),
         references=(LIU_TRICKS,),
         hosts=(
@@ -103,7 +107,10 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "For rewards of 0 and 1. The authors' code divides by any mean plus 1e-6, so that a negative mean "
             "turns the sign; here such a group has no success to learn from and gets 0."
         ),
-        confirmed="The advantage in the paper; its code adds 1e-6 to the mean, as SkyRL does.",
+        confirmed=(
+            "The advantage: the paper, and tajwarfahim/maxrl, verl/trainer/ppo/core_algos.py 402 to 441, which adds "
+            "1e-6 to the mean, as SkyRL does."
+        ),
         references=(TAJWAR,),
         hosts=(
             ("trl", "no counterpart: no scale but a standard deviation"),
@@ -126,7 +133,10 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "with F_norm = 1; they also draw again where fewer than half of the groups have a signal, which is "
             "not done here."
         ),
-        confirmed="The authors' code (AMAP-ML/GPG): alpha, F_norm and the loss without a ratio.",
+        confirmed=(
+            "AMAP-ML/GPG, open-r1/src/open_r1/gpg_trainer.py 299 to 316 and 614 to 626, with open-r1/train.sh: alpha, "
+            "F_norm = 1 (no deviation), and the mean over tokens of a loss without a ratio."
+        ),
         references=(CHU,),
         hosts=(
             ("trl", "no counterpart: groups without signal are counted like any other"),
@@ -154,7 +164,10 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "differs, and only the 0.001 divides: a single right answer then has an advantage of 1000, in their "
             "code as here."
         ),
-        confirmed="The authors' code: median, median absolute deviation plus 1e-3.",
+        confirmed=(
+            "lotusroot-kim/MC-GRPO, src/open_r1/grpo_trainer_math.py 2026 to 2051: median, median absolute deviation "
+            "plus 1e-3."
+        ),
         references=(KIM,),
         hosts=(
             ("trl", "no counterpart: no median"),
@@ -175,10 +188,15 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             r"L = -\frac{1}{\sum_i l_i}\sum_{i,t}\min(\rho_{it}A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28)A_i)"
         ),
         note=(
-            "The paper's quantile is a reward that occurs; the authors' code interpolates between two, which is "
-            "baseline.interpolation=linear. The paper's is taken."
+            "The paper's quantile is a reward that occurs; the readme of the authors' repository has one that lies "
+            "between two, "
+            f"which is baseline.interpolation=linear. The paper's is taken. {DAPO_RECIPE}"
         ),
-        confirmed="The paper, with 0.4, and its authors' code.",
+        confirmed=(
+            "Quantile as the distribution reaches K, deviation, and K of 0.4: the paper, section 4.1 (equations 3 and "
+            "4) and section 5. The readme of junkangwu/QAE, README.md, names torch.quantile in "
+            "verl/trainer/ppo/core_algos.py; the code itself was not read."
+        ),
         references=(WU,),
         hosts=(
             ("trl", "no counterpart: no quantile"),
@@ -205,7 +223,7 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "has no part. The decomposition over several reward functions is not done."
         ),
         confirmed=(
-            "The advantage in the authors' code (changyi7231/BNPO, recipe/bnpo/src/bnpo_ray_trainer.py); clip "
+            "The advantage: changyi7231/BNPO, recipe/bnpo/src/bnpo_ray_trainer.py; clip "
             "range and aggregation in its recipe/bnpo/run.sh."
         ),
         references=(XIAO,),
@@ -233,7 +251,9 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "and over tokens in verl, which is credit.over=tokens and part of conventions=verl. A response that a "
             "reward function gave nothing for is out of that function's statistics and sum."
         ),
-        confirmed="The authors' code (NVlabs/GDPO), both stages and 1e-4.",
+        confirmed=(
+            "NVlabs/GDPO, trl-GDPO/trl-0.18.0-gdpo/trl/trainer/grpo_trainer.py 1221 to 1266: both stages and 1e-4."
+        ),
         references=(LIU_GDPO,),
         hosts=(
             ("trl", "advantages equal multi_objective_aggregation='normalize_then_sum', under conventions=trl"),
@@ -262,7 +282,10 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "and each reward is compared with the state that it has just moved. The advantage depends on the "
             "order of the responses, and a group of equal rewards does not get 0."
         ),
-        confirmed="The authors' code (billhhh/KRPO_LLMs_RL): Q, R and the order of the update.",
+        confirmed=(
+            "billhhh/KRPO_LLMs_RL, train.py 157 to 196 (the order of the update), 263 to 264 (Q and R), 279 to 280 "
+            "(0.01 and 0.2)."
+        ),
         references=(WANG_KRPO,),
         hosts=(
             ("trl", "no counterpart: no filter over rewards"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grpo_variants.catalogue import references as papers
-from grpo_variants.catalogue.bases import DAPO, GRPO, TOKEN_COUNTS
+from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO, TOKEN_COUNTS
 from grpo_variants.correction import Kpop, OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
 from grpo_variants.divergence import K3
 from grpo_variants.scale import NoScale
@@ -22,10 +22,8 @@ MISMATCH: tuple[Variant, ...] = (
             r"L = -\frac{1}{\sum_i l_i}\sum_{i,t} \min\Big(\frac{\pi_{\mathrm{old}}(y_{it})}{\mu(y_{it})}, 2\Big)\,"
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i)"
         ),
-        confirmed=(
-            "DAPO's objective with the truncated weight in its authors' runs (yaof20/verl, "
-            "recipe/flash_rl/dapo_qwen32b_int8.sh)."
-        ),
+        note=DAPO_RECIPE,
+        confirmed=("DAPO's objective with the truncated weight: yaof20/verl, recipe/flash_rl/dapo_qwen32b_int8.sh."),
         unconfirmed=(
             "The cap is an argument of those scripts, without a number; 2 is the value of the trainers that took "
             "it over (SkyRL, TRL, ROLL)."
@@ -53,6 +51,7 @@ MISMATCH: tuple[Variant, ...] = (
             r"W_i = \prod_t \frac{\pi_{\mathrm{old}}(y_{it})}{\mu(y_{it})},\quad L = -\frac{1}{\sum_i l_i}\sum_{i,t} "
             r"W_i\,1[W_i \le 3]\,\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i)"
         ),
+        note=DAPO_RECIPE,
         confirmed="The masked weight of the whole response is the article's.",
         unconfirmed="The bound of 3 is TRL's default; the article's own number was not found.",
         references=(papers.LIU_COLLAPSE, papers.YU),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from grpo_variants.aggregation import SequenceSum, TokenMean
 from grpo_variants.catalogue import references as papers
-from grpo_variants.catalogue.bases import DAPO, GRPO, TOKEN_COUNTS
+from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO, TOKEN_COUNTS
 from grpo_variants.divergence import K3
 from grpo_variants.filters import TopEntropy
 from grpo_variants.ratio import SequenceRatio
@@ -26,8 +26,8 @@ RECOMBINED: tuple[Variant, ...] = (
             r"\operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i) + \beta\, k_3\right],\quad \delta = 4"
         ),
         confirmed=(
-            "The report, section 4.1: 4, 0.2 and 0.001; the cap and the token mean in its authors' code "
-            "(prime-rl, src/zeroband/training: config.py, loss.py, train.py)."
+            "The report, section 4.1: 4, 0.2 and 0.001; the cap and the token mean: PrimeIntellect-ai/prime-rl, "
+            "src/zeroband/training/loss.py, with config.py and train.py beside it."
         ),
         references=(papers.PRIME,),
         hosts=(
@@ -68,6 +68,7 @@ RECOMBINED: tuple[Variant, ...] = (
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i),\quad "
             r"\tau = \text{the 80 \% quantile of the batch's } H"
         ),
+        note=DAPO_RECIPE,
         confirmed="The paper, section 5: a fifth of the tokens, on DAPO.",
         references=(papers.WANG_FORKING, papers.YU),
         hosts=(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from grpo_variants.aggregation import SequenceMean, TokenMean
 from grpo_variants.baseline import GroupMean, Tracked
-from grpo_variants.catalogue.formulas import CLIPPED
 from grpo_variants.catalogue.references import XU, YANG
 from grpo_variants.ratio import TokenRatio
 from grpo_variants.scale import BatchStd, SmoothedStd
@@ -17,23 +16,28 @@ REMEMBERED: tuple[Variant, ...] = (
         baseline=Tracked(),
         scale=BatchStd(eps=1e-8, of="centred", mean="subtract"),
         ratio=TokenRatio(),
-        surrogate=Clip(),
+        surrogate=Clip(low=0.2, high=0.28, dual=10.0),
         aggregation=TokenMean(),
         summary="Single-stream: one response a prompt is enough, compared with a success rate tracked over steps.",
         formula=(
             r"a_i = r_i - \frac{\alpha}{\alpha+\beta},\quad A_i = \frac{a_i - \operatorname{mean}_b a}"
             r"{\operatorname{std}_b a + \epsilon},\quad \alpha\leftarrow\rho\alpha + r,\quad "
-            rf"\beta\leftarrow\rho\beta + 1 - r,\quad {CLIPPED}"
+            r"\beta\leftarrow\rho\beta + 1 - r,\quad L = -\frac{1}{\sum_i l_i}\sum_{i,t}"
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i),\quad \text{at most } 10\,|A_i| "
+            r"\text{ where } A_i < 0"
         ),
         note=(
-            "Forgets at a constant rate, the lower end of the authors' range (0.875 to 0.96), where they follow "
-            "how far the policy has moved. Drawing prompts by their uncertainty, and first estimates from samples "
-            "drawn beforehand, are the host's; a memory can be loaded with the latter. Simple Policy "
-            "Optimization, also called SPO, is another algorithm: simple_policy_optimization."
+            "Forgets at a constant rate, the lower end of the authors' range (0.875 to 0.96), where they follow how "
+            "far the policy has moved: their rate is 0.96 when a prompt is new, and 0.875 once the policy has moved by "
+            "0.0116 nats a token on it. Drawing prompts by their uncertainty, and first estimates from samples drawn "
+            "beforehand, are the host's. The prior of 0.5 is theirs without such samples; with them the first "
+            "estimates weigh 8 responses together, which a loaded memory can hold. Simple Policy Optimization, also "
+            "called SPO, is another algorithm: simple_policy_optimization."
         ),
         confirmed=(
-            "The authors' recipe in verl-recipe (spo): tracker, forgetting from 0.875 to 0.96, normalisation over "
-            "the batch."
+            "verl-project/verl-recipe: spo/spo_ray_trainer.py 240 to 303, 356 to 372, 533 to 561 and 658 to 670 (rate "
+            "of forgetting, first estimates, normalisation, tracker), spo/train.sh 45 to 46 and 107 (0.2 and 0.28, "
+            "dual clip at 10). The paper's text could not be read."
         ),
         references=(XU,),
         hosts=(
@@ -55,15 +59,19 @@ REMEMBERED: tuple[Variant, ...] = (
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, \mathrm{low}(q), \mathrm{high}(q)) A_i)"
         ),
         note=(
-            "The paper adds the responses of a prompt up where this takes their mean: a factor of the group's "
-            "size, left to the learning rate. The authors' readme writes the sum over tokens without the length "
-            "(aggregation=sequence_sum), their code takes the mean over the micro-batch's tokens. Means and "
-            "deviations of earlier steps have the same weight each, as in the authors' code, and no epsilon is "
-            "added. A group of equal rewards is compared with its history and does not get 0."
+            "The paper's clip values and mean over a response's tokens are taken; it adds the responses of a prompt up "
+            "where this takes their mean, a factor of the group's size that is left to the learning rate. The authors' "
+            "run script has 0.2 and 0.28 and the mean over the micro-batch's tokens: "
+            "`dcpo,surrogate.low=0.2,surrogate.high=0.28,aggregation=token_mean`. Their readme writes the sum over "
+            "tokens without the length (aggregation=sequence_sum). The deviation is the sample's, as in their code; "
+            "the paper's formula has the population's (scale.ddof=0). Means and deviations of earlier steps have the "
+            "same weight each, and no epsilon is added, as in their code. A group of equal rewards is compared with "
+            "its history and does not get 0."
         ),
         confirmed=(
-            "The authors' repository (lime-RL/DCPO): 0.16 and 0.2 in the readme's table, the two smoothed "
-            "advantages in verl/trainer/ppo/core_algos.py."
+            "0.16, 0.2 and the cap of 10: the paper, appendix A.9. Smoothed advantages and bounds: lime-RL/DCPO, "
+            "verl/trainer/ppo/core_algos.py 365 to 479 and 978 to 1093; 0.2, 0.28 and the token mean: "
+            "recipe/dcpo/run_base.sh 86 to 95 and recipe/dcpo/run_dcpo.sh 82 to 87."
         ),
         references=(YANG,),
         hosts=(

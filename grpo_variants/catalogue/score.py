@@ -124,7 +124,10 @@ SCORE: tuple[Variant, ...] = (
             r"\varphi(S) = e^{\lambda} S^k e^{-\lambda S},\quad (k, \lambda) = (2, 3) \text{ if } A_i \ge 0, (3, 2) "
             r"\text{ else}"
         ),
-        confirmed="The authors' code (FloyedShen/VESPO).",
+        confirmed=(
+            "FloyedShen/VESPO, recipe/vespo/code/core_algos.py 84 to 154 (the weight) and "
+            "recipe/vespo/run/sync/vespo_N_8.sh 74 to 77 (its numbers)."
+        ),
         references=(papers.SHEN_VESPO,),
         hosts=(
             ("trl", f"equals loss_type='vespo', under conventions=trl, {TOKEN_COUNTS}"),
@@ -152,9 +155,8 @@ SCORE: tuple[Variant, ...] = (
         ),
         confirmed=(
             "The paper: equation of the objective and appendix (centred advantages, 0.2 in the scaling "
-            "experiments, no cap), and its authors' code (sail-sg/Stable-RL, verl/trainer/ppo/core_algos.py) and "
-            "verl recipe (examples/dppo_trainer/run_qwen30b_dppo.sh: sums over a constant, no deviation, no cap, "
-            "bypass mode)."
+            "experiments, no cap); sail-sg/Stable-RL, verl/trainer/ppo/core_algos.py; verl-project/verl, "
+            "examples/dppo_trainer/run_qwen30b_dppo.sh (sums over a constant, no deviation, no cap, bypass mode)."
         ),
         references=(papers.QI_DPPO,),
         hosts=(
@@ -182,7 +184,10 @@ SCORE: tuple[Variant, ...] = (
             r"k_{it} = 0 \text{ if } A_i (\pi - \mu) > 0 \text{ and } "
             r"\mu\ln\tfrac{\mu}{\pi} + (1-\mu)\ln\tfrac{1-\mu}{1-\pi} > 0.05"
         ),
-        confirmed="As `dppo_tv`, with 0.05 in every experiment of the paper and in the recipe.",
+        confirmed=(
+            "As `dppo_tv`, with 0.05 in every experiment of the paper and in verl-project/verl, "
+            "examples/dppo_trainer/run_qwen30b_dppo.sh."
+        ),
         references=(papers.QI_DPPO,),
         hosts=(
             ("trl", "no counterpart: no trust region in probabilities"),

@@ -56,7 +56,7 @@ SELECTIVE: tuple[Variant, ...] = (
             "For rewards of 0 and 1 this is the paper's closed form; other rewards are an extension by the same "
             "definition. The authors publish the advantage; the objective here is the clip with a token mean."
         ),
-        confirmed="The closed form in the paper and in its authors' code (RUCAIBox/Passk_Training).",
+        confirmed="The closed form: the paper, and RUCAIBox/Passk_Training, code/passk_adv.py 10 to 19.",
         references=(CHEN,),
         hosts=(
             ("trl", "no counterpart: rewards are compared one by one"),
@@ -71,7 +71,9 @@ SELECTIVE: tuple[Variant, ...] = (
         aggregation=TokenMean(),
         summary="Wrong responses count -1, right ones only 0.1: mostly negative reinforcement, which keeps diversity.",
         formula=rf"A_i = 0.1 \text{{ if right, else }} -1,\quad {CLIPPED}",
-        confirmed="The authors' code (RLVR-Decomposed), with a weight of 0.1.",
+        confirmed=(
+            "TianHongZXY/RLVR-Decomposed, verl/trainer/ppo/core_algos.py 111 to 154, with a weight of 0.1 (README.md)."
+        ),
         references=(ZHU,),
         hosts=_VERDICTS,
     ),
@@ -83,7 +85,7 @@ SELECTIVE: tuple[Variant, ...] = (
         aggregation=TokenMean(),
         summary="Positive sample reinforcement: only right responses are learnt from.",
         formula=rf"A_i = 1 \text{{ if right, else }} 0,\quad {CLIPPED}",
-        confirmed="The authors' code (RLVR-Decomposed).",
+        confirmed="TianHongZXY/RLVR-Decomposed, verl/trainer/ppo/core_algos.py 111 to 154.",
         references=(ZHU,),
         hosts=_VERDICTS,
     ),
@@ -95,7 +97,7 @@ SELECTIVE: tuple[Variant, ...] = (
         aggregation=TokenMean(),
         summary="Negative sample reinforcement: only wrong responses are learnt from, by making them less likely.",
         formula=rf"A_i = 0 \text{{ if right, else }} -1,\quad {CLIPPED}",
-        confirmed="The authors' code (RLVR-Decomposed).",
+        confirmed="TianHongZXY/RLVR-Decomposed, verl/trainer/ppo/core_algos.py 111 to 154.",
         references=(ZHU,),
         hosts=_VERDICTS,
     ),
@@ -147,9 +149,15 @@ SELECTIVE: tuple[Variant, ...] = (
             "Responses that are not selected stay in the token count, as in the paper's formula. It writes the KL "
             "against the sampling policy and ran verl, which takes a reference; the reference is taken, and k3 as "
             "estimator, which it does not name. selection=efficient is its other metric, reward per token; the "
-            "number kept by difficulty is not done."
+            "number kept by difficulty is not done. The objective has an entropy bonus with a coefficient of 0.001, "
+            "which is the trainer's to give (entropy_coef in TRL, entropy_coeff in verl). It also has a surrogate that "
+            "is changed for large ratios with negative advantages (footnote 1), without a formula: PPO's clip is kept."
         ),
-        confirmed="The paper: selection, statistics of the kept responses, coefficients.",
+        confirmed=(
+            "The paper, section 3 (selection, statistics of the kept responses with the population's deviation, all "
+            "tokens in the count) and section 4 (0.001 for the KL). It gives no clip range: 0.2 is PPO's (arXiv "
+            "1707.06347). Code was not published."
+        ),
         references=(SHRIVASTAVA,),
         hosts=(
             ("trl", "no counterpart in 1.16: every response of a group is learnt from"),

@@ -39,7 +39,10 @@ SOFT: tuple[Variant, ...] = (
             r"L = -\frac{1}{N}\sum_i A_i \exp\Big(\frac{1}{l_i}\sum_t d^c_{it}\Big),\quad d^c_{it} = "
             r"\min(\log\rho_{it}, 0.4) \text{ if } A_i > 0, \text{ else } \max(\log\rho_{it}, -0.4)"
         ),
-        confirmed="The authors' code (callsys/GMPO): the clip to 0.4 in log space.",
+        confirmed=(
+            "callsys/GMPO, train_zero_math_gmpo.py 675 to 688 (the clip in log space) and "
+            "scripts/qwen2.5-math-7b-gmpo.sh (0.4)."
+        ),
         references=(papers.ZHAO_GMPO,),
         hosts=(
             ("trl", "equals trl.experimental.gmpo with its defaults, under conventions=trl"),
@@ -64,7 +67,8 @@ SOFT: tuple[Variant, ...] = (
             r"\frac{|A_i|}{2\epsilon}(\rho_{it} - 1)^2\Big],\quad \epsilon = 0.2"
         ),
         confirmed=(
-            "The loss, with 0.2, in the paper and its authors' code (MyRepositories-hub/Simple-Policy-Optimization)."
+            "The loss, with 0.2: the paper, and MyRepositories-hub/Simple-Policy-Optimization, mujoco/trainer.py 106 "
+            "to 110 and mujoco/main.py 35."
         ),
         unconfirmed=(
             "The authors estimate advantages with a critic and have no run with a group's; GRPO's advantages and "

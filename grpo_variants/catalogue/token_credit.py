@@ -91,7 +91,10 @@ TOKEN_CREDIT: tuple[Variant, ...] = (
             "on with the formula, which gives 0 there. verl weighs W by squared rollout weights where it has "
             "them; not done here."
         ),
-        confirmed="The paper, and its authors' estimator in verl (optimal_token_baseline).",
+        confirmed=(
+            "The paper, and verl-project/verl, verl/trainer/ppo/core_algos.py "
+            "(compute_optimal_token_baseline_advantage)."
+        ),
         references=(LI_OTB,),
         hosts=(
             ("trl", "no counterpart: sums of squared probabilities are not computed"),

@@ -28,7 +28,7 @@ from grpo_variants.inputs import (
     token_inputs,
     wide,
 )
-from grpo_variants.scale import GroupStd, NoScale
+from grpo_variants.scale import GroupStd, NoScale, divisor
 from grpo_variants.selection import Everyone
 from grpo_variants.transform import NoTransform
 from grpo_variants.variant import Variant
@@ -152,8 +152,7 @@ def _group_std(rule: GroupStd, centred: Tensor) -> Tensor:
     """What a group's advantages are divided by [P, 1]; infinity for a constant group, which then has advantage 0."""
     freedom = max(centred.shape[1] - rule.ddof, 1)
     variance = _weighted_sum(centred.square(), 1 / freedom)
-    scale = variance.sqrt() + rule.eps if rule.eps_in == "std" else (variance + rule.eps).sqrt()
-    return scale.masked_fill_(variance < SMALLEST, float("inf"))
+    return divisor(variance.sqrt(), rule.eps, rule.eps_in).masked_fill_(variance < SMALLEST, float("inf"))
 
 
 def _vanishes(centred: Tensor, scale: Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from grpo_variants.added import added
 from grpo_variants.checks import check_number
 from grpo_variants.inputs import Counts, Tokens
 from grpo_variants.masked import discounted_sum_to_go, select
@@ -31,9 +32,9 @@ class Aspo(Surrogate):
     low: float = 0.2
     high: float = 0.2
     cap: float | None = 3.0
-    fraction: float | None = 0.2
-    top_low: float = 0.4
-    top_high: float = 0.4
+    fraction: float | None = added(0.2, before=None)
+    top_low: float = added(0.4)
+    top_high: float = added(0.4)
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -96,7 +97,7 @@ class CeGppo(Surrogate):
 
 @dataclass(frozen=True, kw_only=True)
 class Dcpo(Surrogate):
-    r"""Clip whose range is wider for tokens that were improbable, \(\frac12 \pm\), with q the anchor's probability.
+    r"""Clip whose range is wider for tokens that were improbable, \(\frac12 \pm\), with q the old policy's probability.
 
     Between \(\frac12 + \frac12\sqrt{\max(1 - 4\,\mathrm{low}/q, 0)}\) and
     \(\frac12 + \frac12\sqrt{1 + 4\,\mathrm{high}/q}\), at most cap; for A < 0 the ratio counts up to cap.
@@ -116,7 +117,7 @@ class Dcpo(Surrogate):
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
         """Loss and clip flags [B, T]."""
-        inverse = (log_ratio - x.logp).detach().exp()  # 1 / q
+        inverse = (-x.need("old_logp", "surrogate=dcpo")).exp()  # 1 / q, of the token and not of its bounded ratio
         floor = 0.5 + 0.5 * (1 - 4 * self.low * inverse).clamp(min=0).sqrt()
         ceiling = (0.5 + 0.5 * (1 + 4 * self.high * inverse).sqrt()).clamp(max=self.cap)
         return clip_between(log_ratio, x.advantages, floor, ceiling, self.cap)

@@ -6,15 +6,17 @@ from the micro-batch otherwise. None waits for the device: order statistics are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from grpo_variants.checks import check_number
-from grpo_variants.inputs import Counts, Number, Tokens
+from grpo_variants.added import added
+from grpo_variants.checks import check_choice, check_number
+from grpo_variants.inputs import Counts, Number, Tokens, wide
 from grpo_variants.masked import low_and_high, select
 from grpo_variants.ratio import Ratio, TokenRatio
 from grpo_variants.surrogate.base import Surrogate, Term
@@ -161,9 +163,12 @@ class KlCov(_Covariance):
 class Bapo(_OfBatch):
     r"""Clip whose bounds are moved until positive advantages make up a share of the batch's objective.
 
-    floor, ceiling: bounds of the ratio to start with. First the floor goes up to floor_end, then the ceiling to
-    ceiling_end, by step, until \(\sum_{A>0} \min(\rho, \mathrm{ceiling}) A\) is at least target of itself plus
-    \(\sum_{A<0} \max(\rho, \mathrm{floor}) |A|\). dual: as in `clip`.
+    floor, ceiling: bounds of the ratio to start with. One of them goes up to its end, then the other: first=ceiling as
+    in the paper's algorithm, first=floor as in its authors' code. They stop where
+    \(\sum_{A>0} \min(\rho, \mathrm{ceiling}) A\) is at least target times itself plus
+    \(\sum_{A<0} \max(\rho, \mathrm{floor}) |A|\). The code's target is the ratio t of the two sums, which is the share
+    t / (1 + t). step: of the ceiling; the last one is as long as is left. A higher floor only adds to the negative
+    side, so that a floor that moves goes to its end, whatever its step. dual: as in `clip`.
     Reference: "BAPO: Stabilizing Off-Policy Reinforcement Learning for LLMs via Balanced Policy Optimization with
     Adaptive Clipping", arXiv 2510.18927.
     """
@@ -173,8 +178,9 @@ class Bapo(_OfBatch):
     ceiling: float = 1.2
     ceiling_end: float = 3.0
     step: float = 0.05
-    target: float = 0.5
-    dual: float | None = 3.0
+    target: float = 0.4
+    dual: float | None = None
+    first: Literal["ceiling", "floor"] = added("ceiling", before="floor")
     names: ClassVar[tuple[str, ...]] = ("floor", "ceiling")
 
     def __post_init__(self) -> None:
@@ -186,25 +192,23 @@ class Bapo(_OfBatch):
         check_number("surrogate.step", self.step, above=0)
         check_number("surrogate.target", self.target, at_least=0)
         check_number("surrogate.dual", self.dual, above=1, optional=True)
+        check_choice("surrogate.first", self.first, ("ceiling", "floor"))
 
     def thresholds(self, log_ratio: Tensor, x: Tokens) -> Mapping[str, Tensor]:
         """The first pair of bounds that balances the batch, or the last one."""
-        ratio, a = log_ratio.exp(), select(x.mask, x.advantages)
-        floors, ceilings = (
-            _steps(self.floor, self.floor_end, self.step),
-            _steps(self.ceiling, self.ceiling_end, self.step),
-        )
+        ratio, a = wide(log_ratio).exp(), wide(select(x.mask, x.advantages))
+        floors, ceilings = (log_ratio.new_tensor(bounds) for bounds in zip(*self.path(), strict=True))
         gains = torch.stack([(a.clamp(min=0) * ratio.clamp(max=c)).sum() for c in ceilings])
         losses = torch.stack([(-a.clamp(max=0) * ratio.clamp(min=f)).sum() for f in floors])
-        # Along the search: every floor under the first ceiling, then every further ceiling over the last floor.
-        gains = torch.cat([gains[:1].expand(len(floors)), gains[1:]])
-        losses = torch.cat([losses, losses[-1:].expand(len(ceilings) - 1)])
-        places = torch.arange(len(gains), device=ratio.device)
         balanced = gains >= self.target * (gains + losses)
-        place = torch.where(balanced, places, len(gains) - 1).amin().reshape(1)
-        path = (floors + floors[-1:] * (len(ceilings) - 1), ceilings[:1] * len(floors) + ceilings[1:])
-        bounds = (torch.tensor(p, dtype=ratio.dtype, device=ratio.device).gather(0, place).squeeze(0) for p in path)
-        return dict(zip(self.names, bounds, strict=True))
+        return {"floor": _at_first(balanced, floors), "ceiling": _at_first(balanced, ceilings)}
+
+    def path(self) -> list[tuple[float, float]]:
+        """Pairs of floor and ceiling in the order in which they are tried."""
+        ceilings = _steps(self.ceiling, self.ceiling_end, self.step)
+        if self.first == "floor":
+            return [(self.floor, self.ceiling), *((self.floor_end, ceiling) for ceiling in ceilings)]
+        return [*((self.floor, ceiling) for ceiling in ceilings), (self.floor_end, self.ceiling_end)]
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
         """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
@@ -213,26 +217,28 @@ class Bapo(_OfBatch):
 
 
 def _steps(start: float, end: float, step: float) -> list[float]:
-    """From start to end by steps, the last one as long as is left."""
-    found = [start]
-    while found[-1] < end:
-        found.append(min(found[-1] + step, end))
-    return found
+    """From start to end by steps, the last one as long as is left; without the rounding that a sum of them adds up."""
+    count = math.ceil((end - start) / step - 1e-9)
+    return [round(start + i * step, 9) for i in range(count)] + [end]
 
 
 @dataclass(frozen=True, kw_only=True)
 class M2po(_OfBatch):
-    r"""Clip as wide as the second moment of the batch's harmful log ratios allows.
+    r"""Holds the second moment of the batch's harmful log ratios within a budget.
 
-    Harmful: \(A (\rho - 1) > 0\). Where their mean \(d^2\) exceeds budget, the ratio is clipped to \(e^{\mp\tau}\),
-    with \(\tau^2\) the largest of their \(d^2\) for which \(\sum \min(d^2, \tau^2)\) is below the budget, but at
-    least to 1 - low and 1 + high. Otherwise nothing is clipped.
+    Harmful: \(A d > 0\). Where their mean \(d^2\) exceeds budget, those with \(|d| \ge \tau\) have no gradient.
+    rule=clip, as in the authors' code: their ratio counts as \(e^{\pm\tau}\), with \(\tau^2\) the largest of their
+    \(d^2\) for which \(\sum \min(d^2, \tau^2)\) is below the budget, or 0. rule=mask, the paper's algorithm: they add
+    nothing, with \(\tau^2\) the smallest of their \(d^2\) that does not fit into a mean within the budget; equal ones
+    are taken out together.
+    low, high: a ratio between 1 - low and 1 + high is left alone whatever the budget.
     Reference: "Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?", arXiv 2510.01161.
     """
 
     budget: float = 0.04
-    low: float = 0.3
-    high: float = 0.5
+    low: float = 0.0
+    high: float = 0.0
+    rule: Literal["clip", "mask"] = added("clip")
     ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
     names: ClassVar[tuple[str, ...]] = ("log_range",)
 
@@ -241,25 +247,40 @@ class M2po(_OfBatch):
         check_number("surrogate.budget", self.budget, above=0)
         check_number("surrogate.low", self.low, at_least=0)
         check_number("surrogate.high", self.high, at_least=0)
+        check_choice("surrogate.rule", self.rule, ("clip", "mask"))
 
     def thresholds(self, log_ratio: Tensor, x: Tokens) -> Mapping[str, Tensor]:
-        """The range of the log ratio, tau; +inf where nothing has to be clipped."""
+        """The log ratio from which a harmful token has no gradient, tau; +inf where each of them has one."""
         harmful = x.mask & (x.advantages * log_ratio > 0)
-        count, squares = harmful.sum(), log_ratio.square()
-        ordered = _ordered(squares, harmful)
+        ordered = _ordered(log_ratio.abs(), harmful)
         places = torch.arange(ordered.numel(), device=ordered.device)
-        inside = places < count
-        finite = select(inside, ordered)
-        # The sum of all, were the largest ones cut to each value in turn.
-        cut = finite.cumsum(0) + (count - places - 1).clamp(min=0) * finite
-        first = torch.where(inside & (cut >= self.budget * count), places, ordered.numel()).amin()
-        square = finite.gather(0, (first - 1).clamp(min=0).reshape(1)).squeeze(0)
-        square = torch.where(first == 0, torch.zeros_like(square), square)
-        exceeds = finite.sum() > self.budget * count
-        return {"log_range": torch.where(exceeds, square.sqrt(), float("inf"))}
+        squares = wide(select(places < harmful.sum(), ordered)).square()
+        count, total = harmful.sum().to(squares.dtype), squares.cumsum(0)
+        # In both rules a place is the first one at which the budget does not hold, and +inf stands behind the last one.
+        if self.rule == "mask":
+            beyond = total > self.budget * (places + 1)
+            return {"log_range": _at_first(beyond & (places < count), ordered)}
+        # The sum of all, were the largest ones cut to each value in turn; the value before it is the range.
+        cut = total + (count - places - 1).clamp(min=0) * squares
+        beyond = (cut >= self.budget * count) & (squares.sum() > self.budget * count)
+        return {"log_range": _at_first(beyond & (places < count), torch.cat([torch.zeros_like(ordered[:1]), ordered]))}
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
         """Loss and clip flags [B, T]."""
-        tau = torch.as_tensor(self.values(log_ratio, x, counts)["log_range"], dtype=log_ratio.dtype)
-        floor, ceiling = (-tau).exp().clamp(max=1 - self.low), tau.exp().clamp(min=1 + self.high)
-        return clip_between(log_ratio, x.advantages, floor, ceiling)
+        given = self.values(log_ratio, x, counts)["log_range"]
+        tau = torch.as_tensor(given, dtype=log_ratio.dtype, device=log_ratio.device)
+        down = math.inf if self.low >= 1 else -math.log1p(-self.low)
+        bound = torch.where(log_ratio < 0, -tau.clamp(min=down), tau.clamp(min=math.log1p(self.high)))
+        cut = (x.advantages * log_ratio > 0) & (log_ratio.abs() >= bound.abs())
+        # The token that has the range is cut itself, which a clamp of its ratio would leave to rounding.
+        loss = -x.advantages * torch.where(cut, bound, log_ratio).exp()
+        if self.rule == "mask":
+            loss = torch.where(cut, torch.zeros_like(loss), loss)
+        return Term(loss, cut & (x.advantages < 0), cut & (x.advantages > 0))
+
+
+def _at_first(there: Tensor, values: Tensor) -> Tensor:
+    """The value at the first place that is marked, or the last value: 0-d."""
+    places = torch.arange(there.numel(), device=there.device)
+    place = torch.where(there, places, values.numel() - 1).amin()
+    return values.gather(0, place.reshape(1)).squeeze(0)

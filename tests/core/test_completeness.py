@@ -12,7 +12,7 @@ from grpo_variants import docs_pages
 from grpo_variants.catalogue import CATALOGUE
 from grpo_variants.cli.translate import trl_lines, verl_lines
 from grpo_variants.options import resolved_values
-from grpo_variants.variant import AXES
+from grpo_variants.variant import AXES, UNCONFIRMED
 
 ROOT = Path(__file__).parents[2]
 NAMES = [variant.name for variant in CATALOGUE]
@@ -40,8 +40,44 @@ def test_the_table_of_what_could_not_be_confirmed_is_complete():
 
 @every_variant
 def test_it_says_where_its_values_were_read(variant):
-    assert re.fullmatch(r"[A-Z].{20,}\.", variant.confirmed)
+    assert re.fullmatch(r"\S.{20,}\.", variant.confirmed)
     assert variant.contrib == bool(re.fullmatch(r"[A-Z].{20,}\.", variant.unconfirmed))
+
+
+# What counts as speaking of authors' code, and as saying which: a repository, and a file.
+WORKS = "code|repository|recipe|script|readme|actor|trainer|run"
+OF_AUTHORS = re.compile(rf"(?:authors'|[Tt]heir|[Ii]ts) (?:own )?(?:{WORKS})")
+FILE = re.compile(r"\b[\w.-]+\.(?:py|sh|yaml|md)\b")
+REPOSITORY = re.compile(r"(?<![\w/])(?!\S*\.(?:py|sh|yaml|md))[\w-]+/[\w.-]+(?:[,:]| at [0-9a-f]{7,40}\b)")
+
+
+def says_which(text):
+    return bool(REPOSITORY.search(text) and FILE.search(text))
+
+
+@every_variant
+def test_no_page_speaks_of_authors_code_without_a_repository_and_a_path(variant):
+    assert not OF_AUTHORS.search(variant.confirmed) or says_which(variant.confirmed)
+    page = docs_pages.page(variant).replace(UNCONFIRMED, "")
+    assert not OF_AUTHORS.search(page) or says_which(variant.confirmed), OF_AUTHORS.search(page)
+
+
+def test_nor_does_a_line_of_the_documentation_about_a_member():
+    lines = [line for path in (ROOT / "docs").glob("*.md") for line in path.read_text("utf-8").splitlines()]
+    claims = [line for line in lines if OF_AUTHORS.search(line)]
+    named = {name for line in claims for name in re.findall(r"`(\w+)`", line) if name in NAMES}
+    assert named >= {"gpg", "fipo"}
+    assert [name for name in sorted(named) if not says_which(gv.get(name).confirmed)] == []
+
+
+def test_what_says_which_code():
+    assert says_which("Rule: Infini-AI-Lab/M2PO, verl/trainer/ppo/core_algos.py 683 to 867.")
+    assert says_which(
+        "The loss (horizon-rl/OpenKimi at 3126d4c8): `opmd` in openkimi/pmd/core_algos.py, lines 105 to 206."
+    )
+    assert not says_which("The authors' code (Infini-AI-Lab/M2PO), the range and its width.")
+    assert not says_which("The authors' recipe in verl-recipe (spo): tracker, forgetting, normalisation.")
+    assert not says_which("Its recipe (verl, recipe/dapo/run_dapo_qwen2.5_32b.sh): 0.2 and 0.28.")
 
 
 def test_exactly_the_catalogue_is_worked_by_hand():

@@ -53,7 +53,7 @@ def test_fast_equals_plain(spec, dtype):
         assert_close(found, plain, **tolerance)
 
 
-@pytest.mark.parametrize("eps_in", ["std", "var"])
+@pytest.mark.parametrize("eps_in", ["std", "var", "floor"])
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("table", TABLES)
 def test_every_entry_of_the_tables_equals_the_plain_path(table, ddof, eps_in, used):

@@ -101,8 +101,8 @@ SUGGESTIONS = {
     "grpo,surogate=clip": "grpo: unknown axis 'surogate'. Did you mean 'surrogate'? Axes: selection, transform, ",
     "grpo,surrogate=clop": "grpo: surrogate='clop' is unknown. Did you mean 'clip'? Choices of surrogate: reinforce, ",
     "grpo,surrogate.hihg=0.3": "grpo: surrogate=clip has no field 'hihg'. Did you mean 'high'? Its fields: low, high, ",
-    "grpo,scale.eps_in=vra": "grpo: scale.eps_in='vra' is unknown. Did you mean 'var'? Allowed: std, var.",
-    "grpo,scale.eps_in=q": "grpo: scale.eps_in='q' is unknown; allowed: std, var.",
+    "grpo,scale.eps_in=vra": "grpo: scale.eps_in='vra' is unknown. Did you mean 'var'? Allowed: std, var, floor.",
+    "grpo,scale.eps_in=q": "grpo: scale.eps_in='q' is unknown; allowed: std, var, floor.",
 }
 
 

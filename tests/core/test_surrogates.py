@@ -26,7 +26,7 @@ LIMITS = {
         "both",
     ),
     "bapo,surrogate.target=0": (
-        "grpo,kl=none,aggregation=token_mean,surrogate.low=0.4,surrogate.high=0.2,surrogate.dual=3",
+        "grpo,kl=none,aggregation=token_mean,surrogate.low=0.4,surrogate.high=0.2",
         "both",
     ),
     "m2po,surrogate.budget=1e9": (
@@ -34,7 +34,7 @@ LIMITS = {
         "both",
     ),
     "m2po,surrogate.budget=1e-9": (
-        "grpo,kl=none,aggregation=token_mean,surrogate.low=0.3,surrogate.high=0.5",
+        "grpo,kl=none,aggregation=token_mean,surrogate.low=0,surrogate.high=0",
         "both",
     ),
     "clip_cov,surrogate.cov_low=1e8,surrogate.cov_high=1e9": ("grpo,kl=none,aggregation=token_mean", "both"),

@@ -201,6 +201,10 @@ def test_what_the_host_adds_is_on_the_card(loss_type, flags, expected):
 
 def test_what_differs_from_the_paper_is_noted():
     assert card_of("gv_grpo").notes == ()
+    assert card_of("gv_gfpo", num_generations=8).notes == (
+        "selection.keep=8 keeps every response of a group of 8, so that nothing is selected. Set num_generations=16.",
+    )
+    assert card_of("gv_gfpo,selection.keep=4", num_generations=8).notes == ()
     (refill,) = card_of("gv_dapo").notes
     assert refill.startswith("Groups without signal are replaced by new prompts', in at most 10 rounds; those still")
     (drop,) = card_of("gv_dapo,filter.max_rounds=0").notes

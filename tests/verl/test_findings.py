@@ -393,6 +393,11 @@ REPORTED = {
         "dapo has no KL term in its loss, this configuration has k3 with beta 0.001.",
         [f"{ACTOR}.use_kl_loss=False"],
     ),
+    "a selection that keeps every response": (
+        [f"{ESTIMATOR}=gv_gfpo", "actor_rollout_ref.rollout.n=8"],
+        "gfpo: selection.keep=8 keeps every response of a group of 8, so that nothing is selected.",
+        ["actor_rollout_ref.rollout.n=16"],
+    ),
     "a KL penalty that is missing": (
         [f"{ESTIMATOR}=gv_reinforce_pp"],
         "reinforce_pp has k1 with beta 0.01 in its rewards, this configuration has no KL term.",

@@ -1,0 +1,41 @@
+"""Groups of a size at which a member is another one: said by name, with how many responses to draw."""
+
+import warnings
+
+import pytest
+import torch
+
+import grpo_variants as gv
+from grpo_variants.group_size import doubts
+
+LENGTHS = torch.tensor([3, 1, 2] * 4)
+
+
+def advantages(spec, ids):
+    rewards = torch.arange(float(len(ids)))
+    return gv.advantages(spec, rewards, ids, lengths=LENGTHS[: len(ids)])
+
+
+def test_a_selection_that_keeps_everything_says_so():
+    with pytest.warns(UserWarning) as caught:
+        found = advantages("gfpo", ["a"] * 8)
+    assert [str(w.message) for w in caught] == [
+        "gfpo: selection.keep=8 keeps every response of a group of 8, so that nothing is selected. Draw 16 responses "
+        "per prompt."
+    ]
+    assert caught[0].filename == __file__
+    torch.testing.assert_close(found, gv.advantages("grpo,scale.ddof=0", torch.arange(8.0), ["a"] * 8))
+
+
+@pytest.mark.parametrize(("spec", "ids"), [("gfpo", ["a"] * 9), ("gfpo,selection.keep=2", [*"abbb"]), ("grpo", ["a"])])
+def test_it_is_silent_where_a_group_is_larger_or_nothing_selects(spec, ids):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        advantages(spec, ids)
+
+
+def test_what_is_said_is_the_parts_own():
+    assert doubts(gv.get("gfpo,selection.keep=3"), 4) == []
+    (doubt,) = doubts(gv.get("grpo,selection=efficient,selection.keep=4"), 4)
+    assert doubt.text == "selection.keep=4 keeps every response of a group of 4, so that nothing is selected."
+    assert doubt.draw == 8
