@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from grpo_variants.added import added
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.inputs import Counts, Tokens
 from grpo_variants.ratio import Ratio, SequenceProduct, TokenRatio
@@ -138,8 +139,8 @@ class _Dppo(Surrogate):
     low: float
     high: float
     cap: float | None = None
-    drops: Literal["by_sign", "both"] = "by_sign"
-    penalty: float = 0.0
+    drops: Literal["by_sign", "both"] = added("by_sign")
+    penalty: float = added(0.0)
     ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
 
     def __post_init__(self) -> None:

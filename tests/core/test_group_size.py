@@ -17,7 +17,7 @@ def advantages(spec, ids):
 
 
 def test_a_selection_that_keeps_everything_says_so():
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="keeps every") as caught:
         found = advantages("gfpo", ["a"] * 8)
     assert [str(w.message) for w in caught] == [
         "gfpo: selection.keep=8 keeps every response of a group of 8, so that nothing is selected. Draw 16 responses "
