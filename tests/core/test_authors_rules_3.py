@@ -375,7 +375,7 @@ def test_reinforce_pp_advantages_are_openrlhfs(size):
     # k1 of a token is held within 10, 0.01 of it is taken off its reward; returns are sums to the end.
     random = np.random.default_rng(3)
     lengths, rewards = [3, 1, 4, 2], size * random.normal(size=4)
-    old, ref = (size * random.normal(size=(4, 4)) - 1 for _ in range(2))
+    old, ref = (size * random.normal(size=(4, 4)) - 4 for _ in range(2))
     if size == 1.0:
         old[0, 1], ref[2, 3] = -0.5, -0.5
         ref[0, 1], old[2, 3] = -14.5, -13.0  # k1 of 14 and of -12.5: beyond the clamp on both sides
