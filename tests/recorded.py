@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import grpo_variants as gv
+from grpo_variants.advantage import advantages_of
 from grpo_variants.cli.translate import run_settings
 
 ROOT = Path(__file__).parents[1]
@@ -79,7 +80,8 @@ def core(name):
     x = batch()
     variant = gv.get(name)
     keys = ("mask", "old_logp", "ref_logp", "greedy_rewards")
-    advantages = gv.advantages(variant, x["rewards"], x["groups"], **{key: x[key] for key in keys})
+    rollouts = gv.Rollouts(rewards=x["rewards"], groups=x["groups"], **{key: x[key] for key in keys})
+    advantages = advantages_of(variant, rollouts)
     spread = advantages if advantages.dim() == 2 else advantages.unsqueeze(1) * x["mask"]
     logp = x["logp"].clone().requires_grad_()
     tokens = gv.Tokens(

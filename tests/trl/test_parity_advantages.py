@@ -111,5 +111,5 @@ def test_token_credit_and_a_penalty_in_the_reward(tmp_path):
     assert value.shape == mask.shape
     assert value[~mask].abs().max().item() == 0
     assert value[mask].mean().item() == pytest.approx(0, abs=1e-5)
-    assert value[mask].var().item() == pytest.approx(1, rel=1e-4)
+    assert value[mask].var(correction=0).item() == pytest.approx(1, rel=1e-4)
     assert "old_per_token_logps" in out
