@@ -1,4 +1,5 @@
-"""Training in TRL: a whole step with the adapter, and a step in which most responses have no gradient.
+"""Training in TRL: a whole step with the adapter, one in which most responses have no gradient, and the members whose
+rule takes a statistic of the whole step.
 
 A random Llama that never ends early samples for everybody, so that all contenders do the same work.
 """
@@ -19,6 +20,7 @@ from benchmarks.case import Case, Setup
 STEPS = 1
 GROUP = 8
 VOCABULARY = 4096
+SAME_AS_TRL = "dapo,filter=none,overlong=keep,conventions=trl"
 AXES = ("hidden size", "responses", "% without a gradient")
 MIB = 1 << 20
 
@@ -47,15 +49,17 @@ def model_and_tokenizer(hidden: int) -> tuple[Any, Any]:
     return LlamaForCausalLM(config), PreTrainedTokenizerFast(tokenizer_object=backend, **ends)
 
 
-def trainer_of(stock: bool, hidden: int, reward: Callable[..., list[float]], **flags: Any) -> Any:
-    """TRL's own trainer with its dapo loss, or the variant's with the same objective."""
+def trainer_of(
+    stock: bool, hidden: int, reward: Callable[..., list[float]], spec: str = SAME_AS_TRL, **flags: Any
+) -> Any:
+    """TRL's own trainer with its dapo loss, or the variant's: with the same objective, or with another one."""
     import grpo_variants_trl as gvt
     from datasets import Dataset
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
     trainer, config = (GRPOTrainer, GRPOConfig) if stock else (gvt.VariantGRPOTrainer, gvt.VariantGRPOConfig)
-    variant = {"loss_type": "gv_dapo,filter=none,overlong=keep,conventions=trl"}
+    variant = {"loss_type": f"gv_{spec}"}
     model, tokenizer = model_and_tokenizer(hidden)
     prompts = [" ".join(f"w{(7 * i + j) % 4000 + 1}" for j in range(16)) for i in range(64)]
     made = trainer(
@@ -175,6 +179,26 @@ def train_phase(hidden: int, rows: int, percent: int) -> Setup:
     return Setup(runs={name: t.train for name, t in trainers.items()}, check=check, unit=MIB, unit_name="MiB")
 
 
+def step_statistics(hidden: int, rows: int) -> Setup:
+    """All that comes after the rollouts, for members with a statistic of the step and for their base without."""
+    size: dict[str, Any] = {"hidden": hidden, "reward": varied, "per_device_train_batch_size": rows}
+    specs = {"without a statistic": "grpo,kl=none", "m2po": "m2po", "bapo": "bapo", "top_entropy": "forking_tokens"}
+    alike = ",filter=none,overlong=keep"
+    trainers = {name: trainer_of(False, **size, spec=spec + alike) for name, spec in specs.items()}
+    first = next(iter(trainers.values()))
+    batch = first._generate_and_score_completions([dict(first.train_dataset[i // GROUP]) for i in range(rows)])
+    for trainer in trainers.values():
+        trainer._generate_and_score_completions = lambda inputs: dict(batch)
+
+    def check() -> None:
+        # On policy nothing is clipped: the members that clip have the gradient of their base.
+        for name in ("m2po", "bapo"):
+            found, wanted = gradient(trainers[name], batch), gradient(first, batch)
+            assert_close(found / found.norm(), wanted / wanted.norm(), rtol=0, atol=1e-5)
+
+    return Setup(runs={name: t.train for name, t in trainers.items()}, check=check, unit=MIB, unit_name="MiB")
+
+
 os.environ.update(TRANSFORMERS_VERBOSITY="error")
 CASES = (
     Case("TRL step", whole_step, quick=((256, 16),), full=((256, 16), (384, 16)), needs=("trl",), axes=AXES[:2]),
@@ -186,5 +210,6 @@ CASES = (
         needs=("trl",),
         axes=AXES,
     ),
+    Case("TRL step statistic", step_statistics, quick=(), full=((256, 24), (384, 24)), needs=("trl",), axes=AXES[:2]),
     Case("TRL train phase", train_phase, quick=(), full=((256, 24, 66),), needs=("trl",), axes=AXES),
 )

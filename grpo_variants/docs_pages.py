@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 
-from grpo_variants import docs_parity
+from grpo_variants import docs_parity, paper_and_code
 from grpo_variants.catalogue import CATALOGUE
 from grpo_variants.cli.translate import run_settings
 from grpo_variants.conventions import CONVENTIONS
@@ -169,7 +169,8 @@ def _random(variant: Variant) -> tuple[str, ...]:
 
 
 def _note(variant: Variant) -> tuple[str, ...]:
-    return (f"## Where the sources differ\n\n{variant.note}",) if variant.note else ()
+    parts = [text for text in (variant.note, paper_and_code.rows_of(variant.name)) if text]
+    return ("## Where the sources differ", *parts) if parts else ()
 
 
 def _difference(variant: Variant) -> str:
@@ -262,6 +263,7 @@ BLOCKS: Mapping[str, Callable[[str], str]] = {
     "step": _step_drawing,
     "axes": _axes_table,
     "conventions": _conventions_table,
+    "paper_and_code": paper_and_code.every_row,
 }
 
 

@@ -1,0 +1,126 @@
+"""Where a member's paper and its authors' code differ in a value or a rule: what each has, and where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One difference between a member's paper and its authors' code.
+
+    member: a name of the catalogue. about: the value or rule. paper, code: what each has. section: where the paper has
+    it. file: where the code has it, with the repository, a path and lines. taken: which of the two the member is.
+    other: options that make the other of it, `key=value,key=value`, as in a spec string.
+    """
+
+    member: str
+    about: str
+    paper: str
+    section: str
+    code: str
+    file: str
+    taken: Literal["paper", "code"]
+    other: str
+
+    @property
+    def spec(self) -> str:
+        """The spec string of the one that is not taken."""
+        return f"{self.member},{self.other}"
+
+
+_ARCHER = "wizard-III/Archer2.0, verl/workers/actor/dp_actor.py 402 to 424"
+
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        member="dapo",
+        about="bound of a negative advantage's loss",
+        paper="none",
+        section="equation 8",
+        code="at a ratio of 10",
+        file="verl-project/verl-recipe, dapo/run_dapo_qwen2.5_32b.sh",
+        taken="paper",
+        other="surrogate.dual=10",
+    ),
+    Difference(
+        member="dapo",
+        about="overlong responses",
+        paper="masked, then punished over the last 4096 tokens",
+        section="table 1",
+        code="punished over the last 4096 tokens only",
+        file="verl-project/verl-recipe, dapo/run_dapo_qwen2.5_32b.sh",
+        taken="paper",
+        other="overlong=penalty,overlong.buffer=4096",
+    ),
+    Difference(
+        member="remax",
+        about="mean, and KL",
+        paper="sum over a response's tokens, no KL",
+        section="algorithm 1",
+        code="mean over the tokens, and each token's own k1 penalty of 0.05",
+        file="liziniu/ReMax, step3_rlhf_finetuning/remax_trainer.py 236 to 302",
+        taken="paper",
+        other="aggregation=token_mean,kl=k2,kl.beta=0.05,kl.bound=none",
+    ),
+    Difference(
+        member="qae",
+        about="quantile of a group's rewards",
+        paper="the smallest reward at which the distribution reaches K",
+        section="section 4.1, equations 3 and 4",
+        code="interpolated between two rewards",
+        file="junkangwu/QAE, README.md",
+        taken="paper",
+        other="baseline.interpolation=linear",
+    ),
+    Difference(
+        member="gdpo",
+        about="mean, and KL",
+        paper="mean over a response's tokens, then over responses; the KL is left out for clarity",
+        section="section 2, equations 3 and 5",
+        code="token mean and a KL of 0.04, by its trainer's defaults",
+        file="NVlabs/GDPO, trl-GDPO/trl-0.18.0-gdpo/trl/trainer/grpo_config.py",
+        taken="paper",
+        other="kl=k3,kl.beta=0.04,aggregation=token_mean",
+    ),
+    Difference(
+        member="raft_pp",
+        about="mean, and KL",
+        paper="mean over a response's tokens, then over responses; no KL",
+        section="equation 6, as two independent notes quote it",
+        code="token mean, and a KL of 0.001",
+        file="RLHFlow/Minimal-RL, verl/trainer/ppo/core_algos.py 406 to 470",
+        taken="code",
+        other="aggregation=sequence_mean,kl=none",
+    ),
+    Difference(
+        member="dcpo",
+        about="clip range, and mean",
+        paper="0.16 and 0.2, mean over a response's tokens",
+        section="equation 8 and appendix A.9",
+        code="0.2 and 0.28, token mean",
+        file="lime-RL/DCPO, recipe/dcpo/run_dcpo.sh 82 to 87",
+        taken="paper",
+        other="surrogate.low=0.2,surrogate.high=0.28,aggregation=token_mean",
+    ),
+    Difference(
+        member="dcpo",
+        about="deviation of a group",
+        paper="of the population",
+        section="equation 8",
+        code="of the sample",
+        file="lime-RL/DCPO, verl/trainer/ppo/core_algos.py 386 to 479",
+        taken="code",
+        other="scale.ddof=0",
+    ),
+    Difference(
+        member="aspo",
+        about="clip range",
+        paper="0.2 for every token",
+        section="section 6 and appendix B",
+        code="0.2, and 0.4 for tokens above the 80 % quantile of their response's entropies",
+        file=_ARCHER,
+        taken="code",
+        other="surrogate.fraction=none",
+    ),
+)
