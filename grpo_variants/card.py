@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_variants.catalogue import registered
+from grpo_variants.catalogue.former import FORMER
 from grpo_variants.conventions import numerics
 from grpo_variants.files import FileError, read_json, write_json
-from grpo_variants.options import parts_of, resolved_values, without_added
+from grpo_variants.options import get, parts_of, read_options, resolved_values, spelt, without_added
 from grpo_variants.variant import UNCONFIRMED, Variant
 from grpo_variants.versions import versions
 
@@ -202,7 +203,27 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
         return []
     old, new = _flat(before), _flat(after)
     keys = [*new, *(key for key in old if key not in new)]
-    return [f"{k}: {old.get(k, 'absent')} -> {new.get(k, 'absent')}" for k in keys if old.get(k) != new.get(k)]
+    moved = [f"{k}: {old.get(k, 'absent')} -> {new.get(k, 'absent')}" for k in keys if old.get(k) != new.get(k)]
+    former = former_spec(before)
+    return moved if former is None else [*moved, changed_since(before, former)]
+
+
+def former_spec(card: Mapping[str, Any]) -> str | None:
+    """The spec string for what a card says, where it names a member by defaults that it no longer has; else None."""
+    name, options = card.get("variant", ""), read_options(card.get("spec", "").partition(",")[2])
+    if name not in FORMER:
+        return None
+    then, now = resolved_values(get(f"{name},{FORMER[name]}")), resolved_values(get(name))
+    moved = {key: value for key, value in then.items() if now.get(key, value) != value and key not in options}
+    values = {key: entry["value"] for key, entry in card.get("values", {}).items()}
+    if not moved or any(values.get(key, value) != value for key, value in moved.items()):
+        return None
+    return f"{name},{spelt({**read_options(FORMER[name]), **options})}"
+
+
+def changed_since(card: Mapping[str, Any], former: str) -> str:
+    """The sentence about a card whose member has other defaults now."""
+    return f"{card['variant']} had other defaults when this card was written: what it names is {former} today"
 
 
 def _flat(card: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,9 +46,9 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         member="dapo",
         about="overlong responses",
-        paper="masked, then punished over the last 4096 tokens",
+        paper="left out (overlong filtering), before the soft punishment is added",
         section="table 1",
-        code="punished over the last 4096 tokens only",
+        code="punished over the last 4096 tokens, none left out",
         file="verl-project/verl-recipe, dapo/run_dapo_qwen2.5_32b.sh",
         taken="paper",
         other="overlong=penalty,overlong.buffer=4096",
@@ -122,5 +122,28 @@ DIFFERENCES: tuple[Difference, ...] = (
         file=_ARCHER,
         taken="code",
         other="surrogate.fraction=none",
+    ),
+    Difference(
+        member="bapo",
+        about="which bound moves first, how far, and the target",
+        paper="the ceiling to 3, then the floor to 0.9; a share of 0.4; no dual clip",
+        section="section 5.1 and algorithm 1",
+        code="the floor to 0.8, then the ceiling to 2; a share of 0.5; dual clip at 3",
+        file="WooooDyy/BAPO, recipe/bapo/config/bapo_trainer.yaml 12 to 22",
+        taken="paper",
+        other=(
+            "surrogate.first=floor,surrogate.floor_end=0.8,surrogate.ceiling_end=2,surrogate.target=0.5,"
+            "surrogate.dual=3"
+        ),
+    ),
+    Difference(
+        member="m2po",
+        about="what happens beyond the range",
+        paper="the largest harmful log ratios are masked until the mean square of the others is within the budget",
+        section="algorithm 1",
+        code="they are clipped at the range that the budget leaves, which is tighter",
+        file="Infini-AI-Lab/M2PO, verl/trainer/ppo/core_algos.py 683 to 867",
+        taken="code",
+        other="surrogate.rule=mask",
     ),
 )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from grpo_variants.card import value_origins
+from grpo_variants.card import FILE_NAME, changed_since, former_spec, read_card, value_origins
 from grpo_variants.catalogue import names, registered
 from grpo_variants.checks import check_choice, unknown
 from grpo_variants.options import full_keys, get, read_options, resolved_values
@@ -61,9 +63,18 @@ def _has(variant: Variant, axis: str, choice: str) -> bool:
 
 
 def show(
-    spec: Annotated[str, typer.Argument(help="A variant, or a spec string such as 'dapo,kl=k3,kl.beta=0.01'.")],
+    spec: Annotated[
+        str,
+        typer.Argument(help="A variant, a spec string such as 'dapo,kl=k3,kl.beta=0.01', or a run's folder."),
+    ],
 ) -> None:
-    """Show a variant: formula, values and where they come from, what differs from grpo and dapo, references, hosts."""
+    """Show a variant: formula, values and where they come from, what differs from grpo and dapo, references, hosts.
+
+    Of a folder in which a run has left its card, show the card.
+    """
+    if Path(spec).is_dir():
+        _show_card(Path(spec))
+        return
     variant = get(spec)
     values = resolved_values(variant)
     given = dict.fromkeys(full_keys(variant, read_options(spec.partition(",")[2])), "spec string")
@@ -71,16 +82,40 @@ def show(
     console = Console(highlight=False)
     whose = "" if str(variant) == variant.name else f"{variant.name} as registered, without your changes: "
     console.print(f"[bold]{variant}[/bold]\n{whose}{variant.summary}\n\n{variant.formula}\n", soft_wrap=True)
+    console.print(_values_table((key, value, origins[key]) for key, value in values.items()))
+    console.print()
+    for line in _about(variant):
+        console.print(line, soft_wrap=True)
+
+
+def _values_table(rows: Iterable[tuple[str, Any, str]]) -> Table:
+    """Keys, values and where they come from."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("key", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_column("from", overflow="fold")
-    for key, value in values.items():
-        table.add_row(key, "none" if value is None else str(value), origins[key])
-    console.print(table)
-    console.print()
-    for line in _about(variant):
-        console.print(line, soft_wrap=True)
+    for key, value, origin in rows:
+        table.add_row(key, "none" if value is None else str(value), origin)
+    return table
+
+
+def _show_card(folder: Path) -> None:
+    """Show what the run of a folder optimised, and whether its member has other defaults now."""
+    card = read_card(folder)
+    if card is None:
+        raise ValueError(f"{folder} has no {FILE_NAME}; give a run's output folder or one of its checkpoints.")
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]{escape(card['spec'])}[/bold]  (objective hash {card['hash']}, {card['host']})", soft_wrap=True
+    )
+    former = former_spec(card)
+    if former is not None:
+        console.print(f"{changed_since(card, former)}.", soft_wrap=True)
+    set_by = ((key, value, f"set by {card['host']}") for key, value in card.get("effective", {}).items())
+    values = ((key, entry["value"], entry.get("origin", "")) for key, entry in card["values"].items())
+    console.print(_values_table([*values, *set_by]))
+    for note in card.get("notes", ()):
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
 
 
 def _about(variant: Variant) -> Iterator[str]:

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 from hashes import HASHES_OF_0_1
 
 import grpo_variants as gv
-from grpo_variants.card import FILE_NAME, Card, differences, read_card, value_origins
+from grpo_variants.card import FILE_NAME, Card, differences, former_spec, read_card, value_origins
+from grpo_variants.catalogue.former import FORMER
 from grpo_variants.files import FileError
 from grpo_variants.options import resolved_values, without_added
 
@@ -271,3 +273,35 @@ def test_a_card_says_what_of_a_variant_was_not_confirmed():
     assert f"  contrib: {doubt}" in card("deepseek_v32").text().splitlines()
     assert card("dapo").as_dict()["unconfirmed"] == ""
     assert "contrib" not in card("dapo").paragraph() + card("dapo").text()
+
+
+OF_0_1 = Path(__file__).parents[1] / "cards_of_0_1"  # written by version 0.1.0
+TODAY = {
+    "m2po": "m2po,surrogate.low=0.3,surrogate.high=0.5",
+    "bapo_without_dual": "bapo,surrogate.first=floor,surrogate.target=0.5,surrogate.dual=none",
+}
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_a_card_of_0_1_that_names_a_changed_member_says_so(name):
+    before = read_card(OF_0_1 / name)
+    assert former_spec(before) == TODAY[name]
+    now = Card(variant=gv.get(before["spec"]), host="trl", effective={"length": 256}).as_dict()
+    told = differences(before, now)[-1]
+    member = before["variant"]
+    assert told == f"{member} had other defaults when this card was written: what it names is {TODAY[name]} today"
+    same = Card(variant=gv.get(TODAY[name]), host="trl", effective={"length": 256})
+    assert differences(before, same.as_dict()) == []
+    assert same.hash == before["hash"]
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_card_of_today_says_nothing_of_the_kind(name):
+    for spec in (name, f"{name},{FORMER[name]}", f"{name},tokens=top_entropy"):
+        assert former_spec(card(spec).as_dict()) is None
+
+
+def test_nor_does_one_of_a_member_that_has_not_changed():
+    assert former_spec(card("dapo").as_dict()) is None
+    told = differences(card("dapo").as_dict(), card("dapo,surrogate.high=0.3").as_dict())
+    assert told == ["surrogate.high: 0.28 -> 0.3"]

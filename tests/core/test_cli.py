@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -224,3 +225,30 @@ def test_the_command_imports_no_trainer():
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "dapo" in done.stdout
+
+
+OF_0_1 = Path(__file__).parents[1] / "cards_of_0_1"
+
+
+def test_show_of_a_folder_shows_its_card_and_what_has_changed_since(run):
+    status, out, err = run("show", str(OF_0_1 / "m2po"), columns=300)
+    assert (status, err) == (0, "")
+    assert out.startswith("m2po  (objective hash 8c50a6a8d444bb8a, trl)\n")
+    former = "m2po,surrogate.low=0.3,surrogate.high=0.5"
+    assert f"m2po had other defaults when this card was written: what it names is {former} today." in out
+    rows = table(out + "\n")
+    assert rows["surrogate.low"] == ("0.3", "paper")
+    assert rows["length"] == ("256", "set by trl")
+
+
+def test_show_of_a_folder_without_a_card_or_with_a_damaged_one_is_one_line(run, tmp_path):
+    status, out, err = run("show", str(tmp_path))
+    assert (status, out) == (2, "")
+    assert err == (
+        f"error: {tmp_path} has no grpo_variant.json; give a run's output folder or one of its checkpoints.\n"
+    )
+    (tmp_path / "grpo_variant.json").write_text("{")
+    status, _, err = run("show", str(tmp_path))
+    assert status == 2
+    assert err.startswith(f"error: {tmp_path}/grpo_variant.json is truncated or damaged")
+    assert err.count("\n") == 1
