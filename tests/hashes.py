@@ -57,7 +57,10 @@ HASHES_OF_0_1 = {
     "gtpo_entropy": "643dbd32cf897b2a",
     "grpo_s": "1cdbc1e4361ddcc2",
     "tis": "46a61e5b214a6012",
-    "seq_mis": "7bb249696fa094e6",
+    (
+        "seq_mis,scale=group_std,aggregation=token_mean,surrogate.high=0.28,filter=zero_variance,overlong=mask,"
+        "correction.high=3"
+    ): ("7bb249696fa094e6"),
     "kpop": "e1b3041c9ab17728",
     "deepseek_v32": "9f8e1ad82bce82eb",
     "simple_policy_optimization": "33fc461a83d7ac9e",

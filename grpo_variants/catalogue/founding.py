@@ -204,7 +204,11 @@ FOUNDING: tuple[Variant, ...] = (
         references=(ZHENG,),
         hosts=(
             ("trl", "no counterpart in 1.16; with one advantage per response its gradient is gspo's"),
-            ("verl", "equals loss gspo with seq-mean-token-mean, under conventions=verl"),
+            (
+                "verl",
+                "equals loss gspo with seq-mean-token-mean, under conventions=verl; 0.9.0 has that mean whatever "
+                "loss_agg_mode says, 0.9.1 follows it, and its default is token-mean",
+            ),
         ),
     ),
     Variant(

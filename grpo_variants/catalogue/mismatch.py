@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from grpo_variants.aggregation import Constant
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO, TOKEN_COUNTS
 from grpo_variants.correction import Kpop, OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
@@ -43,28 +44,40 @@ MISMATCH: tuple[Variant, ...] = (
         ),
     ),
     replace(
-        DAPO,
+        GRPO,
         name="seq_mis",
-        correction=(SequenceMask(low=None, high=3.0),),
-        summary="DAPO with masked importance sampling: a response is weighted by its whole ratio, or dropped above 3.",
-        formula=(
-            r"W_i = \prod_t \frac{\pi_{\mathrm{old}}(y_{it})}{\mu(y_{it})},\quad L = -\frac{1}{\sum_i l_i}\sum_{i,t} "
-            r"W_i\,1[W_i \le 3]\,\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1-0.2, 1+0.28) A_i)"
+        scale=NoScale(),
+        aggregation=Constant(),
+        correction=(SequenceMask(low=None, high=10.0),),
+        summary=(
+            "Dr. GRPO with masked importance sampling: a response is weighted by its whole ratio to the engine, or "
+            "dropped above 10."
         ),
-        note=DAPO_RECIPE,
-        confirmed="The masked weight of the whole response is the article's.",
-        unconfirmed="The bound of 3 is TRL's default; the article's own number was not found.",
-        references=(papers.LIU_COLLAPSE, papers.YU),
+        formula=(
+            r"A_i = r_i - \operatorname{mean}_g r,\quad W_i = \prod_t \frac{\pi_{\mathrm{old}}(y_{it})}{\mu(y_{it})},"
+            r"\quad L = -\frac{1}{N L_{\max}}\sum_{i,t} W_i\,1[W_i \le 10]\,"
+            r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp 0.2) A_i)"
+        ),
+        note=(
+            "The article gives no bound. Its authors' later code runs 10 beside Dr. GRPO's clip and constant, which is "
+            "taken; its bound of 3 belongs to runs without a clip that hold the weight at 3 (bf16_seq_mis.sh). TRL's "
+            "default is 3 (correction.high=3)."
+        ),
+        confirmed=(
+            "The masked weight of the whole response: the article. A bound of 10 on Dr. GRPO: sail-sg/Precision-RL, "
+            "oat/scripts/sanity/bf16_grpo_seq_mis.sh; the loss: oat/main.py 665 to 687 of the same repository."
+        ),
+        references=(papers.LIU_COLLAPSE, papers.QI, papers.LIU),
         hosts=(
             (
                 "trl",
-                "equals loss_type='dapo' with epsilon_high=0.28 and vllm_importance_sampling_mode='sequence_mask', "
-                f"whose maximum of 3 is the host's default, under conventions=trl, {TOKEN_COUNTS}",
+                "equals loss_type='dr_grpo' with scale_rewards='none' and "
+                "vllm_importance_sampling_mode='sequence_mask', vllm_importance_sampling_clip_max=10",
             ),
             (
                 "verl",
-                "equals loss vanilla with token-mean, clip_ratio_high=0.28 and rollout_correction.rollout_is=sequence "
-                "with a threshold of two bounds, under conventions=verl",
+                "equals loss vanilla with seq-mean-token-sum-norm, loss_scale_factor and "
+                "rollout_correction.rollout_is=sequence with a threshold of two bounds, under conventions=verl",
             ),
         ),
     ),
@@ -79,8 +92,13 @@ MISMATCH: tuple[Variant, ...] = (
             r"\min(\rho_{it} A_i, \operatorname{clip}(\rho_{it}, 1\mp0.2) A_i)"
         ),
         confirmed=(
-            "Mask, weight and GRPO's mean over responses: the Ling and Ring 2.6 report, equation 5; 0.5 and 5 in "
-            "Ring-1T, and in prime-rl."
+            "Mask, weight and GRPO's mean over responses: the Ling and Ring 2.6 report, equation 5; 0.5 and 5: the "
+            "Ring-1T report, section 2.3.4, and OpenRLHF/OpenRLHF, "
+            "examples/scripts/train_prorlv2_math_hybrid_engine.sh 76 to 78."
+        ),
+        note=(
+            "PrimeIntellect-ai/prime-rl had 0.125 and 8 from October 2025 to March 2026: "
+            "`icepop,correction.low=0.125,correction.high=8`."
         ),
         references=(papers.RING, papers.LING),
         hosts=(
@@ -174,8 +192,9 @@ MISMATCH: tuple[Variant, ...] = (
             "Unbiased k3, the mask of drifted responses and the advantage without a deviation: the report, section 3.1."
         ),
         unconfirmed=(
-            "The report gives neither beta nor the mask's threshold: 0.001 is R1's, 0.5 the value in TRL's "
-            "documentation."
+            "The report gives neither beta nor the mask's threshold: 0.001 is R1's, 0.5 an example in TRL's "
+            "documentation. slime's default on the same quantity is 1e-4 (THUDM/slime, slime/utils/arguments.py 1109 "
+            "to 1114), which is correction.threshold=1e-4 and drops nearly every wrong response that has moved at all."
         ),
         references=(papers.DEEPSEEK_V32,),
         hosts=(

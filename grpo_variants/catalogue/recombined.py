@@ -55,7 +55,11 @@ RECOMBINED: tuple[Variant, ...] = (
                 "equals loss_type='luspo' with importance_sampling_level='sequence', epsilon=2e-3 and "
                 "epsilon_high=2.5e-3, under conventions=trl",
             ),
-            ("verl", "no counterpart: loss gspo is the token form; with seq-mean-token-sum its gradient is this one's"),
+            (
+                "verl",
+                "no counterpart: loss gspo is the token form; with seq-mean-token-sum, from 0.9.1 on, its gradient is "
+                "this one's",
+            ),
         ),
     ),
     replace(
@@ -75,7 +79,8 @@ RECOMBINED: tuple[Variant, ...] = (
             (
                 "trl",
                 "equals loss_type='dapo' with epsilon_high=0.28 and top_entropy_quantile=0.2, under conventions=trl, "
-                f"{TOKEN_COUNTS}",
+                f"{TOKEN_COUNTS}; TRL takes the quantile of each micro-step over all processes, here it is the "
+                "step's, so with gradient_accumulation_steps=1",
             ),
             ("verl", "no counterpart: a policy loss is not handed the entropies"),
         ),

@@ -23,10 +23,13 @@ CASES = {
     "grpo,kl=none,correction=sequence_truncate,correction.cap=1.2": ("sequence_truncate", None, 1.2, "grpo"),
     "grpo,kl=none,correction=sequence_mask,correction.low=0.5,correction.high=2": ("sequence_mask", 0.5, 2.0, "grpo"),
     "tis": ("token_truncate", None, 2.0, "dapo"),
-    "seq_mis": ("sequence_mask", None, 3.0, "dapo"),
+    "seq_mis": ("sequence_mask", None, 10.0, "dr_grpo"),
     "icepop": ("token_mask", 0.5, 5.0, "grpo"),
     "glm5": ("token_mask", 0.5, 2.0, "grpo"),
 }
+
+
+LENGTH = 8  # of Dr. GRPO's constant
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +83,8 @@ def test_weights_loss_and_gradient_equal_the_host(parity, rollouts, spec):
     data, bounds = batch(rollouts[spec]), {"mode": mode, "clip_min": low, "clip_max": high}
     flags = {"loss_type": loss_type, **({"epsilon_high": 0.28} if gv.get(spec).surrogate.high == 0.28 else {})}
     flags |= {f"vllm_importance_sampling_{name}": value for name, value in bounds.items() if value is not None}
-    loss, gradient, _ = stock_loss(data, **flags)
-    out, own = own_loss(f"{spec},conventions=trl", data)
+    loss, gradient, _ = stock_loss(data, **flags, max_completion_length=LENGTH)
+    out, own = own_loss(f"{spec},conventions=trl", data, gv.Counts.of(data["mask"], length=LENGTH))
     x = gv.Tokens(
         logp=data["logp"], **{name: data[name] for name in ("mask", "advantages", "old_logp", "rollout_logp")}
     )

@@ -148,6 +148,24 @@ def test_vanilla_bounds_the_log_ratio_at_20(log_ratio, ratio):
     assert value == pytest.approx(ratio, rel=1e-5)
 
 
+def test_gspo_follows_loss_agg_mode(parity):
+    """A right response of one token and a wrong one of three, on policy; 0.9.0 had the mean over responses always."""
+    step = {"dp_size": 1, "batch_num_tokens": 4, "global_batch_size": 2}
+    mask, advantages, still = [[1, 0, 0], [1, 1, 1]], [[1.0], [-1.0]], [[0.0] * 3] * 2
+    assert loss("gspo", advantages, still, mask, step, "seq-mean-token-mean")[0] == pytest.approx(0)
+    logp = torch.full((2, 3), -1.0)
+    x = gv.Tokens(logp=logp, mask=torch.tensor(mask), advantages=torch.tensor([1.0, -1.0]), old_logp=logp)
+    assert gv.policy_loss("gspo_token,aggregation=token_mean", x).loss.item() == pytest.approx(0.5)
+    parity.differs(
+        "gspo_token",
+        "loss gspo, loss_agg_mode='token-mean'",
+        "loss of one token of A = 1 and three of A = -1",
+        here=(gv.policy_loss("gspo_token", x).loss.item(), 0),
+        host=(loss("gspo", advantages, still, mask, step, "token-mean")[0], 0.5),
+        cause="its default mode is token-mean; 0.9.0 took the mean over responses whatever the mode",
+    )
+
+
 def test_gspo_bounds_the_log_ratio_at_ten_above_only(parity):
     assert loss("gspo", 1.0, [[-25.0]], [[1]])[0] == pytest.approx(-math.exp(-25), rel=1e-4)
     parity.differs(

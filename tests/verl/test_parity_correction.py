@@ -91,7 +91,7 @@ def test_a_preset_of_the_decoupled_mode_equals_the_host(parity, preset):
     ("spec", "settings", "fields"),
     [
         ("tis", {"rollout_is": "token", "rollout_is_threshold": 2.0}, {"clip_ratio_high": 0.28}),
-        ("seq_mis", {"rollout_is": "sequence", "rollout_is_threshold": "1e-09_3.0"}, {"clip_ratio_high": 0.28}),
+        ("seq_mis", {"rollout_is": "sequence", "rollout_is_threshold": "1e-09_10.0"}, {}),
         ("icepop", {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"}, {}),
         ("glm5", {"rollout_is": "token", "rollout_is_threshold": "0.5_2.0"}, {"clip_ratio_high": 0.28}),
     ],

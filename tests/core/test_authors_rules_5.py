@@ -1,0 +1,123 @@
+"""Members against rules that a trainer does not have, or has otherwise, written anew from what the sources do."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import grpo_variants as gv
+
+EXACT = {"rtol": 1e-9, "atol": 1e-11}
+ROWS, WIDTH, LONGEST = 10, 8, 16
+
+
+def step(seed):
+    """Tokens in float64 with both signs of A, ratios from 0.1 to 12, and an engine off by up to a factor of 20."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    lengths = torch.tensor([8, 6, 1, 7, 5, 8, 2, 3, 8, 4])
+    mask = torch.arange(WIDTH) < lengths[:, None]
+    old = -normal(ROWS, WIDTH).abs() - 6
+    logp = old + 0.5 * normal(ROWS, WIDTH)
+    logp[0, 0], logp[1, 0] = old[0, 0] + 2.4, old[1, 0] + 2.4
+    rollout = old + 0.4 * normal(ROWS, WIDTH)
+    rollout[0, 1], rollout[4, 0] = old[0, 1] - 3, old[4, 0] - 3  # whole ratios above 10, for both signs of A
+    return {
+        "logp": logp.requires_grad_(),
+        "mask": mask,
+        "advantages": torch.tensor([1.5, -0.5, 1, 0.7, -1.2, 2, -2, -0.3, 0, 0.4]).double(),
+        "old_logp": old,
+        "ref_logp": old + 0.3 * normal(ROWS, WIDTH),
+        "rollout_logp": rollout,
+    }
+
+
+def rows(x):
+    """Each response's own tokens, its advantage and its ratios."""
+    for i, here in enumerate(x["mask"]):
+        own = {name: x[name][i][here] for name in ("logp", "old_logp", "ref_logp", "rollout_logp")}
+        yield own | {"a": float(x["advantages"][i]), "ratio": (own["logp"] - own["old_logp"]).exp()}
+
+
+def ppo(row):
+    return torch.maximum(-row["a"] * row["ratio"], -row["a"] * row["ratio"].clamp(0.8, 1.2))
+
+
+def precision_rl(x):
+    """sail-sg/Precision-RL, oat/main.py 665 to 687 with Dr. GRPO's critic: the whole weight, dropped above 10."""
+    total = 0.0
+    for row in rows(x):
+        weight = math.exp(float((row["old_logp"] - row["rollout_logp"]).sum()))
+        total = total + (ppo(row) * (weight if weight <= 10 else 0.0)).sum() / LONGEST
+    return total / ROWS
+
+
+def icepop(x):
+    """OpenRLHF/OpenRLHF, openrlhf/models/loss.py: the token's weight where it is from 0.5 to 5, else nothing."""
+    total = 0.0
+    for row in rows(x):
+        weight = (row["old_logp"] - row["rollout_logp"]).exp()
+        total = total + (ppo(row) * weight * ((weight >= 0.5) & (weight <= 5))).mean()
+    return total / ROWS
+
+
+def drifted(threshold):
+    """THUDM/slime, slime/utils/ppo_utils.py 54 to 92: a wrong response is out once its mean drift is above."""
+
+    def loss(x):
+        total = 0.0
+        for row in rows(x):
+            drift = float((row["rollout_logp"] - row["logp"]).detach().mean())
+            policy = 0 * ppo(row) if row["a"] < 0 and drift > threshold else ppo(row)
+            u = row["ref_logp"] - row["logp"]
+            total = total + (policy + 1e-3 * row["ratio"] * (u.exp() - u - 1)).mean()
+        return total / ROWS
+
+    return loss
+
+
+RULES = {
+    "seq_mis": precision_rl,
+    "icepop": icepop,
+    "deepseek_v32": drifted(0.5),
+    "deepseek_v32,correction.threshold=1e-4": drifted(1e-4),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("spec", RULES)
+def test_loss_and_gradient_are_those_of_the_rule(spec, seed):
+    x = step(seed)
+    expected = RULES[spec](x)
+    (slope,) = torch.autograd.grad(expected, x["logp"])
+    found = gv.policy_loss(spec, gv.Tokens(**x), gv.Counts.of(x["mask"], length=LONGEST)).loss
+    (gradient,) = torch.autograd.grad(found, x["logp"])
+    assert slope.abs().max() > 1e-3
+    assert_close(found, expected, **EXACT)
+    assert_close(gradient, slope, **EXACT)
+
+
+def test_seq_mis_of_the_first_release_was_daposs_with_a_bound_of_3():
+    from grpo_variants.catalogue.former import FORMER
+
+    x = step(0)
+    former = gv.policy_loss(f"seq_mis,{FORMER['seq_mis']}", gv.Tokens(**x)).loss
+    spelt = gv.policy_loss("dapo,correction=sequence_mask,correction.low=none,correction.high=3", gv.Tokens(**x)).loss
+    assert former == spelt
+    now = gv.policy_loss("seq_mis", gv.Tokens(**x), gv.Counts.of(x["mask"], length=LONGEST)).loss
+    assert abs(former - now) > 0.01
+
+
+def test_qaes_quantile_is_a_reward_that_occurs_or_lies_between_two():
+    """Three wrong of eight: the smallest x with F(x) >= 0.4 is 1; torch.quantile is 0.8 of the way from 0 to 1."""
+    rewards = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1]).double()
+    deviation = math.sqrt(15 / 8 / 7) + 1e-6
+    paper = gv.advantages("qae", rewards, ["q"] * 8)
+    assert_close(paper, (rewards - 1) / deviation, **EXACT)
+    readme = gv.advantages("qae,baseline.interpolation=linear", rewards, ["q"] * 8)
+    assert_close(readme, (rewards - torch.quantile(rewards, 0.4)) / deviation, **EXACT)
+    assert torch.quantile(rewards, 0.4).item() == pytest.approx(0.8)
