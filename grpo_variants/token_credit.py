@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from grpo_variants.added import added
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.credit import Rule, penalty_of, rewards_of_tokens
 from grpo_variants.groups import Groups
@@ -22,8 +23,8 @@ class _EntropyCredit:
 
     A response is right where its reward is above `above`. Right: \(\tilde r = \mathrm{base}\, r + \mathrm{bonus}\, n\,
     H / \sum H\) over the n right ones of the group; wrong: \(\tilde r = -(\mathrm{base} + \mathrm{bonus}\, m\, H^{-1} /
-    \sum H^{-1})\) over the m wrong ones. The advantage is \(\tilde r\) less its mean over its deviation, both among the
-    right or among the wrong ones of the group; that is the rule's own baseline and scale.
+    \sum H^{-1})\) over the m wrong ones. The advantage is \(\tilde r\) less its mean over its deviation, which is the
+    rule's own baseline and scale.
     eps: added to an entropy before it is inverted, and to the deviation.
     """
 
@@ -41,31 +42,41 @@ class _EntropyCredit:
         check_number("credit.above", self.above)
         check_number("credit.eps", self.eps, above=0)
 
-    def _normalised(self, entropy: Tensor, here: Tensor, samples: Samples) -> Tensor:
-        """Advantages from entropies [N, T] that count where `here` [N, T] holds."""
-        right = samples.rewards > self.above
-        sides = samples.groups.ids * 2 + right
-        weight = torch.where(right.unsqueeze(1), entropy, 1 / (entropy + self.eps))
-        share = _share(select(here, weight), here, sides, 2 * samples.groups.count)
-        gain = self.base * samples.rewards.unsqueeze(1) + self.bonus * share
-        shaped = select(here, torch.where(right.unsqueeze(1), gain, -self.base - self.bonus * share)).flatten()
-        every = Groups(sides.unsqueeze(1).expand_as(here).flatten(), 2 * samples.groups.count)
-        std = every.std(shaped, here.flatten(), 1)
-        value = divide(shaped - every.mean(shaped, here.flatten()), std, self.eps, "std")
-        return select(here, value.view_as(entropy))
+    def _sides(self, samples: Samples) -> Groups:
+        """The wrong and the right responses of each group apart."""
+        return Groups(samples.groups.ids * 2 + (samples.rewards > self.above), 2 * samples.groups.count)
+
+    def _shaped(self, entropy: Tensor, here: Tensor, samples: Samples) -> Tensor:
+        """Shaped rewards [N, T] from entropies [N, T] that count where `here` [N, T] holds."""
+        right = (samples.rewards > self.above).unsqueeze(1)
+        weight = torch.where(right, entropy, 1 / (entropy + self.eps))
+        share = self.bonus * _share(select(here, weight), here, self._sides(samples))
+        gain = self.base * samples.rewards.unsqueeze(1) + share
+        return select(here, torch.where(right, gain, -self.base - share))
+
+    def _normalised(self, shaped: Tensor, here: Tensor, groups: Groups) -> Tensor:
+        """Shaped rewards [N, T] less their mean over their deviation, both over the tokens of each of `groups`."""
+        value, counted = shaped.flatten(), here.flatten()
+        every = Groups(groups.ids.unsqueeze(1).expand_as(here).flatten(), groups.count)
+        std = every.std(value, counted, 1)
+        value = divide(value - every.mean(value, counted), std, self.eps, "std")
+        return select(here, value.view_as(shaped))
 
 
-def _share(weight: Tensor, here: Tensor, sides: Tensor, count: int) -> Tensor:
+def _share(weight: Tensor, here: Tensor, sides: Groups) -> Tensor:
     """Each weight [N, T] over the mean of those of its side at the same position; 0 where they add up to 0."""
-    empty = weight.new_zeros(count, weight.shape[1])
-    total = empty.index_add(0, sides, weight)[sides]
-    alive = empty.index_add(0, sides, here.to(weight.dtype))[sides]
+    empty = weight.new_zeros(sides.count, weight.shape[1])
+    total = empty.index_add(0, sides.ids, weight)[sides.ids]
+    alive = empty.index_add(0, sides.ids, here.to(weight.dtype))[sides.ids]
     return torch.where(total > 0, weight * alive / torch.where(total > 0, total, 1.0), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyTokens(_EntropyCredit):
-    """One advantage a token, by its entropy against that of its siblings at the same position (GTPO, 2508.04349)."""
+    """One advantage a token, by its entropy against that of its siblings at the same position (GTPO, 2508.04349).
+
+    Mean and deviation are those of the group's right tokens, or of its wrong ones.
+    """
 
     per_token: ClassVar[bool] = True
 
@@ -73,21 +84,34 @@ class EntropyTokens(_EntropyCredit):
         """Advantages [N, T]; needs `entropy` and `mask`."""
         mask = samples.need("mask", "credit=entropy_tokens")
         entropy = samples.need("entropy", "credit=entropy_tokens").to(samples.rewards.dtype)
-        return self._normalised(select(mask, entropy), mask & samples.valid.unsqueeze(1), samples)
+        here = mask & samples.valid.unsqueeze(1)
+        return self._normalised(self._shaped(select(mask, entropy), here, samples), here, self._sides(samples))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyResponses(_EntropyCredit):
-    """One advantage a response, by its mean entropy against that of its siblings (GRPO-S, arXiv 2508.04349)."""
+    """One advantage a response, by its mean entropy against that of its siblings (GRPO-S, arXiv 2508.04349).
 
+    over: mean and deviation of the whole `group`, or of its right and of its wrong responses apart (`side`), where a
+        wrong response can get a positive advantage.
+    """
+
+    over: Literal["group", "side"] = added("group", before="side")
     per_token: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        check_choice("credit.over", self.over, ("group", "side"))
 
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
         """Advantages [N]; needs `entropy` and `mask`."""
         mask = samples.need("mask", "credit=entropy_responses")
         entropy = samples.need("entropy", "credit=entropy_responses").to(samples.rewards.dtype)
-        mean = masked_mean(select(mask, entropy), mask)
-        return self._normalised(mean, samples.valid.unsqueeze(1), samples).squeeze(1)
+        here = samples.valid.unsqueeze(1)
+        shaped = self._shaped(masked_mean(select(mask, entropy), mask), here, samples)
+        groups = samples.groups if self.over == "group" else self._sides(samples)
+        return self._normalised(shaped, here, groups).squeeze(1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -249,6 +249,8 @@ FIELD_VALUES = {
     "overlong.factor": (0.5, 1.0),
     **cases_objectives.FIELD_VALUES,
 }
+# Of one choice, where another one of its axis has a field of the same name.
+CHOICE_VALUES = {("entropy_responses", "over"): ("group", "side")}
 
 
 def keys_of(axis, choice):
@@ -261,10 +263,10 @@ def keys_of(axis, choice):
                 yield f"{axis}.{word}.{field.name}" if len(words) > 1 else f"{axis}.{field.name}", field
 
 
-def values_of(key):
-    """Values to try for a field key."""
+def values_of(key, choice=None):
+    """Values to try for a field key, of a choice where that matters."""
     axis, *_, field = key.split(".")
-    return FIELD_VALUES[f"{axis}.{field}"]
+    return CHOICE_VALUES.get((choice, field), FIELD_VALUES[f"{axis}.{field}"])
 
 
 def text(value):
@@ -289,7 +291,7 @@ def random_specs(draw):
         options[axis] = draw(choices_of(axis))
         for key, field in keys_of(axis, options[axis]):
             if field.default is MISSING or draw(st.booleans()):
-                options[key] = text(draw(st.sampled_from(values_of(key))))
+                options[key] = text(draw(st.sampled_from(values_of(key, options[axis]))))
     return ",".join([draw(st.sampled_from(gv.names())), *(f"{key}={value}" for key, value in options.items())])
 
 
@@ -375,6 +377,7 @@ SPECS = (
     *(f"grpo,credit=decoupled,credit.ddof={ddof},credit.over={o}" for ddof in (0, 1) for o in ("responses", "tokens")),
     *(f"rloo,credit=decoupled,credit.eps_in={where},credit.eps=0.2" for where in ("var", "floor")),
     *(f"reinforce,credit={c},credit.base=0.5,credit.bonus=0.3" for c in ("entropy_tokens", "entropy_responses")),
+    "reinforce,credit=entropy_responses,credit.bonus=0.3,credit.over=side",
     "reinforce,credit=entropy_tokens,credit.above=0.4,credit.eps=0.1",
     "reinforce,credit=entropy_tokens",
     *(f"reinforce,credit=optimal_token,credit.tail={t},credit.eps=0.1" for t in ("zero", "own")),

@@ -62,6 +62,8 @@ GDPO_STD = (2 * (SUMS[0] ** 2 + SUMS[1] ** 2) / 3) ** 0.5 + 1e-4
 # GTPO: shares of two wrong tokens with entropies 1 and 1/2, of an inverse with 1e-8 in it; they add up to 2.
 LOW = 2 / (1 + 1e-8) / (1 / (1 + 1e-8) + 1 / (0.5 + 1e-8))
 GTPO_WRONG = 0.1 * (1 - LOW) / (0.1 * (1 - LOW) * 2**0.5 + 1e-8)
+GRPO_S_SHAPED = (1.05, 1.1, 1.15, -1 - 0.1 * LOW, -1.2 + 0.1 * LOW)
+GRPO_S_STD = (sum((r - 0.22) ** 2 for r in GRPO_S_SHAPED) / 4) ** 0.5 + 1e-8
 
 # KRPO: the filter starts at x = 0, P = 1; Q = 1e-5, R = 1e-2.
 GAIN_1 = 1.00001 / 1.01001
@@ -217,15 +219,15 @@ CASES: dict[str, Case] = {
         **TOKENS_TOKEN_MEAN,
     ),
     "grpo_s": Case(
-        # Right responses with mean entropies 1, 2 and 3: shares 3/6, 6/6, 9/6, rewards 1.05, 1.1, 1.15, of which the
-        # sample deviation is 0.05. Wrong ones with 1 and 1/2: as for gtpo_entropy.
+        # Right responses with mean entropies 1, 2 and 3: shares 3/6, 6/6, 9/6, rewards 1.05, 1.1, 1.15. Wrong ones with
+        # 1 and 1/2, as for gtpo_entropy: -1 - 0.1 LOW and -1.2 + 0.1 LOW. Together 1.1, mean 0.22.
         rollouts={
             "rewards": [1, 1, 1, 0, 0],
             "groups": ["q"] * 5,
             "mask": [[1, 1], [1, 1], [1, 0], [1, 0], [1, 0]],
             "entropy": numbers([[1, 1], [1, 3], [3, _], [1, _], [0.5, _]], float("nan")),
         },
-        advantages=[-0.05 / 0.05000001, 0, 0.05 / 0.05000001, GTPO_WRONG, -GTPO_WRONG],
+        advantages=[(r - 0.22) / GRPO_S_STD for r in GRPO_S_SHAPED],
         # Token ratios 1.4, 0.8, 1.1: mean 1.1, -1.65. 0.4, 1: mean 0.7, with A < 0 held at 0.8: 0.4.
         # L = (-1.65 + 0.4)/2. Gradient: -A rho/3/2 = -1.5 * (1.4, 0.8, 1.1)/6 | 0.
         policy=[[0.42, 0.24, 0.55], [0.2, _, 0.6]],

@@ -55,7 +55,7 @@ HASHES_OF_0_1 = {
     "kl_cov": "306da272ffc3a021",
     "agapo": "f155a6a004632108",
     "gtpo_entropy": "643dbd32cf897b2a",
-    "grpo_s": "1cdbc1e4361ddcc2",
+    "grpo_s,credit.over=side": "1cdbc1e4361ddcc2",
     "tis": "46a61e5b214a6012",
     (
         "seq_mis,scale=group_std,aggregation=token_mean,surrogate.high=0.28,filter=zero_variance,overlong=mask,"

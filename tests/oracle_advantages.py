@@ -202,12 +202,16 @@ def entropy_tokens(values, rows, width):
 
 
 def entropy_responses(values, rows, width):
-    result = {}
+    numbers, result = {}, {}
     for side in sides(values, rows):
         means = [sum(row["entropy"][t] for t in row["tokens"]) / max(len(row["tokens"]), 1) for row in side]
-        numbers = [shaped(values, row, mean, means) for row, mean in zip(side, means, strict=True)]
-        numbers = normalised(numbers, values["credit.eps"])
-        result |= {row["index"]: number for row, number in zip(side, numbers, strict=True)}
+        numbers |= {row["index"]: shaped(values, row, mean, means) for row, mean in zip(side, means, strict=True)}
+    groups = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    for members in sides(values, rows) if values["credit.over"] == "side" else groups.values():
+        places = [row["index"] for row in members]
+        result |= zip(places, normalised([numbers[i] for i in places], values["credit.eps"]), strict=True)
     return result
 
 

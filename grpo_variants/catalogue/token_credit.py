@@ -30,8 +30,10 @@ TOKEN_CREDIT: tuple[Variant, ...] = (
             "not done here. GTPO of arXiv 2508.03772 is another algorithm."
         ),
         confirmed=(
-            "The shaped rewards, and alpha of 1 and 0.1, in two independent implementations that cite the paper's "
-            "equations."
+            "The shaped rewards with alpha of 1 and 0.1, each side of the group by itself, in two implementations, "
+            "neither of them the authors': bliskavets/aiim_research, "
+            "experiments/exp_002_gtpo_and_grpo_s/src/entropy_utils.py, which cites the paper's equations 8 to 11, and "
+            "teilomillet/textpolicy, textpolicy/algorithms/grpo.py 742 to 1060."
         ),
         unconfirmed=(
             "Neither the paper's text nor code of its authors could be read. One of the two implementations clips "
@@ -53,20 +55,27 @@ TOKEN_CREDIT: tuple[Variant, ...] = (
         formula=(
             r"\hat r^+_i = \beta_1 r_i + \beta_2 \frac{\hat H_i}{\sum_k \hat H_k} n,\quad "
             r"\hat r^-_j = -\beta_1 - \beta_2 \frac{1/\hat H_j}{\sum_k 1/\hat H_k} m,\quad "
-            r"A^\pm = \frac{\hat r^\pm - \operatorname{mean}\hat r^\pm}{\operatorname{std}\hat r^\pm},\quad "
+            r"A_i = \frac{\hat r_i - \operatorname{mean}_g\hat r}{\operatorname{std}_g\hat r},\quad "
             r"\hat w_i = \frac{1}{l_i}\sum_t \rho_{it},\quad "
             r"L = -\frac{1}{N}\sum_i \min(\hat w_i A_i, \operatorname{clip}(\hat w_i, 1\mp 0.2) A_i)"
         ),
         note=(
             "Hats are means over a response's tokens; n and m are the numbers of right and wrong responses of the "
-            "prompt. With the same remark as gtpo_entropy."
+            "prompt. Mean and deviation are those of the whole group. By side (credit.over=side), as in gtpo_entropy, "
+            "a wrong response can get a positive advantage: with two right and two wrong ones, one of each has 0.707 "
+            "and the other -0.707. The implementation that was found calls a response right where its advantage "
+            "within the group is positive, so that a group that is all right counts as wrong there; here a response is "
+            "right where its reward is above credit.above."
         ),
         confirmed=(
-            "The shaped rewards, beta of 1 and 0.1, and the mean of the token ratios in two independent "
-            "implementations that cite the paper's equations."
+            "The shaped rewards with beta of 1 and 0.1, their mean and deviation over the group, and the mean of the "
+            "token ratios, in one implementation, which is not the authors': bliskavets/aiim_research, "
+            "experiments/exp_002_gtpo_and_grpo_s/src/entropy_utils.py and src/grpo_s_trainer.py. It cites the paper's "
+            "equations 8 to 11."
         ),
         unconfirmed=(
-            "Neither the paper's text nor code of its authors could be read; the clip range of 0.2 is GRPO's."
+            "Neither the paper's text nor code of its authors could be read; the clip range of 0.2 is GRPO's. That "
+            "implementation holds entropies between 0.2 and 0.28, which is not done here."
         ),
         references=(TAN,),
         hosts=(

@@ -103,7 +103,7 @@ def test_every_choice_with_every_value_goes_both_ways():
     for axis, table in AXES.items():
         for choice in table.choices:
             for key, _ in keys_of(axis, choice):
-                for value in values_of(key):
+                for value in values_of(key, choice):
                     spec = f"grpo,{with_needs(axis, choice)}"
                     options = read_options(spec.partition(",")[2]) | {key: text(value)}
                     variant = variant_or_none(",".join(["grpo", *(f"{k}={v}" for k, v in options.items())]))

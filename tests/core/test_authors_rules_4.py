@@ -1,0 +1,94 @@
+"""Authors' rules of the members with a credit, a median, several reward functions or a verdict, written down once more.
+
+Each rule is in plain numbers and loops, from the place that its docstring names; it knows nothing of the package's
+parts. Losses are compared far off policy, with their gradient, for advantages of both signs.
+"""
+
+from collections.abc import Callable
+from statistics import mean, stdev
+
+import numpy as np
+import pytest
+import torch
+from authors import CLOSE, Step, of_the_package, of_the_rule, ppo, step, tokens
+from torch import Tensor
+
+import grpo_variants as gv
+
+# Two prompts with right and wrong responses, interleaved.
+PROMPTS = [*"aababbaab"]
+RIGHT = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
+
+
+def of_prompt(prompt: str) -> list[int]:
+    return [i for i, other in enumerate(PROMPTS) if other == prompt]
+
+
+# GRPO-S
+
+
+def grpo_s_code(entropies: list[list[float]]) -> list[float]:
+    """bliskavets/aiim_research, entropy_utils.py and grpo_s_trainer.py, without its clip of the entropies."""
+    heights, found = [mean(row) for row in entropies], [0.0] * len(entropies)
+    for members in map(of_prompt, "ab"):
+        rewards = [RIGHT[i] for i in members]
+        right = [i for i in members if RIGHT[i] - mean(rewards) > 0]
+        wrong = [i for i in members if i not in right]
+        shaped = {}
+        for i in right:
+            shaped[i] = 1 + 0.1 * len(right) * heights[i] / sum(heights[k] for k in right)
+        for i in wrong:
+            shaped[i] = -(1 + 0.1 * len(wrong) * (1 / heights[i]) / sum(1 / heights[k] for k in wrong))
+        centre, deviation = mean(shaped.values()), max(stdev(shaped.values()), 1e-8)
+        for i in members:
+            found[i] = (shaped[i] - centre) / deviation
+    return found
+
+
+def test_grpo_s_advantages_are_those_of_the_implementation():
+    random = np.random.default_rng(3)
+    entropies = [list(random.exponential(0.7, n)) for n in random.integers(1, 6, len(PROMPTS))]
+    mask = torch.zeros(len(PROMPTS), 6, dtype=torch.bool)
+    padded = torch.full(mask.shape, torch.nan, dtype=torch.float64)
+    for i, row in enumerate(entropies):
+        mask[i, : len(row)] = True
+        padded[i, : len(row)] = torch.tensor(row, dtype=torch.float64)
+    rewards = torch.tensor(RIGHT, dtype=torch.float64)
+    found = gv.advantages("grpo_s", rewards, PROMPTS, mask=mask, entropy=padded)
+    # It holds the deviation above 1e-8, where the package adds 1e-8, the paper's epsilon.
+    expected = torch.tensor(grpo_s_code(entropies), dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=3e-8, atol=1e-12)
+    assert (found.sign() == (2 * rewards - 1)).all()
+
+
+def test_by_side_a_wrong_response_can_get_a_positive_advantage():
+    inputs = {"mask": torch.ones(4, 1), "entropy": torch.tensor([[0.1], [0.3], [0.2], [0.6]], dtype=torch.float64)}
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    # Shaped 1.05, 1.15, -1.15, -1.05, of mean 0 and variance (2 * 1.05^2 + 2 * 1.15^2)/3.
+    unit = (2 * (1.05**2 + 1.15**2) / 3) ** 0.5
+    whole = torch.tensor([1.05, 1.15, -1.15, -1.05], dtype=torch.float64) / unit
+    near = {"rtol": 1e-6, "atol": 0.0}
+    torch.testing.assert_close(gv.advantages("grpo_s", rewards, [0] * 4, **inputs), whole, **near)
+    found = gv.advantages("grpo_s,credit.over=side", rewards, [0] * 4, **inputs)
+    torch.testing.assert_close(found, 0.5**0.5 * torch.tensor([-1.0, 1, -1, 1], dtype=torch.float64), **near)
+
+
+def grpo_s_loss(x: Step) -> Tensor:
+    """bliskavets/aiim_research, grpo_s_trainer.py: the clip of the mean of a response's token ratios."""
+    rows = tokens(x)
+    means = [sum((lp - old).exp() for lp, _, old, _ in row) / len(row) for row in rows]
+    return sum(ppo(w, row[0][1], 0.8, 1.2) for w, row in zip(means, rows, strict=True)) / len(rows)
+
+
+# Losses by the spec that runs them.
+LOSSES: dict[str, Callable[[Step], Tensor]] = {
+    "grpo_s": grpo_s_loss,
+}
+
+
+@pytest.mark.parametrize("spec", LOSSES)
+@pytest.mark.parametrize("spread", [0.02, 0.2, 0.8, 2.5])
+def test_loss_and_gradient_are_the_authors(spec, spread):
+    for seed in range(6):
+        x = step(seed, spread)
+        torch.testing.assert_close(of_the_package(spec, x), of_the_rule(LOSSES[spec], x), **CLOSE)
