@@ -8,9 +8,14 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from grpo_variants.added import added
 from grpo_variants.checks import check_choice, check_number
+from grpo_variants.group_size import Doubt, no_middle
 from grpo_variants.groups import whole
 from grpo_variants.inputs import Samples
+
+Even = Literal["lower", "mean"]
+EVEN: tuple[Even, ...] = ("lower", "mean")
 
 
 class Baseline(Protocol):
@@ -116,13 +121,25 @@ class SecondBest:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMedian:
-    r"""Median reward of the group, \(b_i = \operatorname{median}_g(r)\) (MC-GRPO, arXiv 2601.22582)."""
+    r"""Median reward of the group, \(b_i = \operatorname{median}_g(r)\) (MC-GRPO, arXiv 2601.22582).
 
+    even: in a group of an even number, the `lower` of the middle two rewards or their `mean`.
+    """
+
+    even: Even = added("lower", before="mean")
     of_group: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_choice("baseline.even", self.even, EVEN)
+
+    def doubt(self, size: int) -> Doubt | None:
+        """Whether a group of this many responses has no median response."""
+        return no_middle(size, self.even)
+
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
-        """Median of the group's valid rewards, the mean of the middle two for an even number: [N] -> [N]."""
-        return _singletons(samples, rewards, samples.groups.quantile(rewards, samples.valid, 0.5))
+        """Median of the group's valid rewards: [N] -> [N]."""
+        return _singletons(samples, rewards, samples.groups.median(rewards, samples.valid, self.even))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,17 @@ class Doubt(NamedTuple):
     draw: int
 
 
+def no_middle(size: int, even: str) -> Doubt | None:
+    """Whether a group of this many responses has no median response."""
+    if size % 2:
+        return None
+    taken = "the lower of the middle two" if even == "lower" else "the mean of the middle two"
+    return Doubt(f"a group of {size} has no response in the middle, and its median is {taken}.", size + 1)
+
+
 def doubts(variant: Variant, size: int) -> list[Doubt]:
     """What groups of this many responses make of a variant's advantage rule, where that is not what it is for."""
-    found = (part.doubt(size) for part in _choosy(variant))
+    found = dict.fromkeys(part.doubt(size) for part in _choosy(variant))
     return [doubt for doubt in found if doubt is not None]
 
 

@@ -145,6 +145,10 @@ class Groups:
         share = (position - position.floor()).to(value.dtype)
         return (below + (above - below) * share)[self.ids]
 
+    def median(self, value: Tensor, valid: Tensor, even: str) -> Tensor:
+        """Median of each sample's group: [N] -> [N]; of an even one the `lower` of the middle two, or their `mean`."""
+        return self.quantile(value, valid, 0.5, "inverse" if even == "lower" else "linear")
+
     def is_singleton(self, valid: Tensor) -> Tensor:
         """Whether a sample is the only valid one of its group: [N] bool."""
         return (self.size(valid) == 1)[self.ids] & valid

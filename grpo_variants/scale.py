@@ -8,8 +8,10 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from grpo_variants.baseline import Baseline, Kalman, kalman_gains
+from grpo_variants.added import added
+from grpo_variants.baseline import EVEN, Baseline, Even, Kalman, kalman_gains
 from grpo_variants.checks import check_choice, check_number
+from grpo_variants.group_size import Doubt, no_middle
 from grpo_variants.groups import whole
 from grpo_variants.inputs import Samples
 from grpo_variants.masked import low_and_high, select
@@ -177,22 +179,40 @@ class GroupMad:
 
     \(\operatorname{MAD}_g(r) = \operatorname{median}_g |r - \operatorname{median}_g r|\). It is 0 as soon as more than
     half of the rewards are equal: then only eps divides.
+    even: in a group of an even number, the `lower` of the middle two or their `mean`.
+    compensate: `group` for advantages times the group's size over the number of those that are not 0 (above 1e-6).
     """
 
     eps: float = 1e-3
+    even: Even = added("lower", before="mean")
+    compensate: Literal["none", "group"] = added("none")
     per_token: ClassVar[bool] = False
     of_group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the fields."""
         check_number("scale.eps", self.eps, at_least=0)
+        check_choice("scale.even", self.even, EVEN)
+        check_choice("scale.compensate", self.compensate, ("none", "group"))
+
+    def doubt(self, size: int) -> Doubt | None:
+        """Whether a group of this many responses has no median response."""
+        return no_middle(size, self.even)
 
     def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
         """Divide by the median distance of the group's valid rewards from their median, plus eps."""
         groups, valid = samples.groups, samples.valid
-        distance = (rewards.raw - groups.quantile(rewards.raw, valid, 0.5)).abs()
-        mad = _singletons(samples, groups.quantile(distance, valid, 0.5))
-        return divide(advantages, mad + self.eps, 0.0, "std")
+        distance = (rewards.raw - groups.median(rewards.raw, valid, self.even)).abs()
+        scale = _singletons(samples, groups.median(distance, valid, self.even)) + self.eps
+        if self.compensate == "group":
+            scale = scale / self._raised(divide(rewards.centred, scale, 0.0, "std"), samples)
+        return divide(advantages, scale, 0.0, "std")
+
+    def _raised(self, value: Tensor, samples: Samples) -> Tensor:
+        """What each response's advantage is multiplied by: [N] -> [N]."""
+        groups, signal = samples.groups, samples.valid & (value.abs() > 1e-6)
+        factor = groups.size(samples.valid).to(value.dtype) / groups.size(signal).clamp(min=1)
+        return torch.where(signal, factor[groups.ids], 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import pi
 from typing import Any
 
-from handworked_case import PAIR, Case, _, logs, numbers
+from handworked_case import PAIR, PAIR_KL, Case, _, logs, numbers
 
 # What the members share: their losses, with advantages 1.5 and -0.5 of two responses of 3 and 2 tokens.
 # Policy terms -min(rho A, clip(rho, 0.8, 1.2) A):
@@ -126,7 +126,11 @@ CASES: dict[str, Case] = {
         # Group b, rewards 1, 0, 0: median 0, distances 1, 0, 0 with median 0: only 0.001 divides.
         rollouts={"rewards": [0, 1, 4, 2, 2, 1, 0, 0], "groups": [*"aaaaa", *"bbb"]},
         advantages=[-2 / 1.001, -1 / 1.001, 2 / 1.001, 0, 0, 1000, 0, 0],
-        **CLIP_SEQUENCE_MEAN,
+        # The policy terms as in CLIP_SEQUENCE_MEAN, and 0.04 k3 (see PAIR_KL).
+        **PAIR,
+        given=[1.5, -0.5],
+        loss=-0.35 + PAIR_KL,
+        gradient=[[-0.04 / 6, -0.275 + 0.02 / 6, -0.125], [0.005, _, 0.245]],
     ),
     "qae": Case(
         # Group a, two right of five: at most 0.6, baseline 0; variance (2 * 0.36 + 3 * 0.16)/4 = 0.3.

@@ -21,7 +21,7 @@ HASHES_OF_0_1 = {
     "lite_ppo": "42795cc2e95969e9",
     "maxrl": "71316b8c1d547dc8",
     "gpg": "360a409ad1eb08e9",
-    "mc_grpo": "6a6492004b08692c",
+    "mc_grpo,baseline.even=mean,scale.even=mean,kl=none": "6a6492004b08692c",
     "qae": "5f515609cb3fce30",
     "bnpo": "8b515bf90e873331",
     "gdpo": "8302bf6b5fa6c135",

@@ -117,9 +117,19 @@ def over_root(values, number, var):
     return number / (math.sqrt(var) + values["scale.eps"])
 
 
+def compensation(values, sample, samples):
+    """The group's size over the number of its advantages that are not 0, where the sample's is among them."""
+    if values.get("scale.compensate", "none") == "none":
+        return 1.0
+    group = siblings(sample, samples)
+    own = [wider.divided(values, s.reward - baseline(values, s, samples), s, samples) for s in group]
+    alive = [s for s, number in zip(group, own, strict=True) if abs(number) > 1e-6]
+    return len(group) / len(alive) if any(s is sample for s in alive) else 1.0
+
+
 def scaled(values, number, sample, samples):
     if values["scale"] in wider.SCALES:
-        return wider.divided(values, number, sample, samples)
+        return wider.divided(values, number, sample, samples) * compensation(values, sample, samples)
     if values.get("scale.mean") == "subtract":
         number -= mean([s.reward - baseline(values, s, samples) for s in samples])
     var = SCALES[values["scale"]](values, sample, samples)

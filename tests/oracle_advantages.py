@@ -35,13 +35,14 @@ def second_best(values, sample, samples):
     return max(s.reward for s in group if s is not winner) if sample is winner else sample.reward
 
 
-def median(numbers):
+def median(numbers, even):
     ordered, n = sorted(numbers), len(numbers)
-    return ordered[n // 2] if n % 2 else ordered[n // 2 - 1] + (ordered[n // 2] - ordered[n // 2 - 1]) / 2
+    low, high = ordered[(n - 1) // 2], ordered[n // 2]
+    return low if even == "lower" else low + (high - low) / 2
 
 
 def group_median(values, sample, samples):
-    return median(rewards_of(sample, samples))
+    return median(rewards_of(sample, samples), values["baseline.even"])
 
 
 def group_quantile(values, sample, samples):
@@ -88,8 +89,8 @@ def mean_reward(values, sample, samples):
 
 
 def group_mad(values, sample, samples):
-    rewards = rewards_of(sample, samples)
-    return median([abs(r - median(rewards)) for r in rewards]) + values["scale.eps"]
+    rewards, even = rewards_of(sample, samples), values["scale.even"]
+    return median([abs(r - median(rewards, even)) for r in rewards], even) + values["scale.eps"]
 
 
 def bernoulli(values, sample, samples):

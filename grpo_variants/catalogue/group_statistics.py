@@ -152,21 +152,28 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
         scale=GroupMad(),
         ratio=TokenRatio(),
         surrogate=Clip(),
+        kl=K3(beta=0.04),
         aggregation=SequenceMean(),
         summary="Median of the group as baseline, median absolute deviation as scale, for groups of few responses.",
         formula=(
             r"A_i = \frac{r_i - \operatorname{median}_g r}{\operatorname{MAD}_g r + 10^{-3}},\quad "
-            rf"L = -\frac{{1}}{{N}}\sum_i\frac{{1}}{{l_i}}\sum_t {CLIP}"
+            rf"L = \frac{{1}}{{N}}\sum_i\frac{{1}}{{l_i}}\sum_t\left[-{CLIP} + \beta\, k_3\right],\quad \beta = 0.04"
         ),
         note=(
-            "The authors draw G + 1 responses and take the median one out of the batch; here it has advantage 0 "
-            "and stays in the counts. With rewards of 0 and 1 the deviation is 0 unless half of the group "
-            "differs, and only the 0.001 divides: a single right answer then has an advantage of 1000, in their "
+            "The authors draw G + 1 responses, so that the number is odd, and take the median one out of the batch; "
+            "here it has advantage 0 and stays in the counts, and its KL in the loss. The median of an even group is "
+            "the lower of the middle two, as torch.median has it (baseline.even, scale.even). "
+            "Their trainer for GSM8K also multiplies the advantages of a group that are not 0 by its size over their "
+            "number (scale.compensate=group). Their trainer for MATH does not, which is taken. All seven recipes have "
+            "a KL term of 0.04 and two updates a batch. With rewards of 0 and 1 the deviation is 0 unless half of the "
+            "group differs, and only the 0.001 divides: a single right answer then has an advantage of 1000, in their "
             "code as here."
         ),
         confirmed=(
-            "lotusroot-kim/MC-GRPO, src/open_r1/grpo_trainer_math.py 2026 to 2051: median, median absolute deviation "
-            "plus 1e-3."
+            "lotusroot-kim/MC-GRPO, src/open_r1/grpo_trainer_math.py: median, median absolute deviation plus 1e-3. The "
+            "same in src/open_r1/grpo_trainer_gsm.py 2010 to 2051, with the factor in 2088 to 2110. The KL term, and "
+            "num_iterations of 2: recipes/gsm8k and recipes/math, seven files. The loss: scripts/MCGRPO_gsm.sh "
+            "(loss_type grpo)."
         ),
         references=(KIM,),
         hosts=(

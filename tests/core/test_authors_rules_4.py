@@ -80,9 +80,74 @@ def grpo_s_loss(x: Step) -> Tensor:
     return sum(ppo(w, row[0][1], 0.8, 1.2) for w, row in zip(means, rows, strict=True)) / len(rows)
 
 
+# MC-GRPO
+
+
+def lower_median(numbers: list[float]) -> float:
+    """torch.median: an element, the lower one of the two in the middle."""
+    return sorted(numbers)[(len(numbers) - 1) // 2]
+
+
+def mc_grpo_code(rewards: list[float], *, gsm8k: bool) -> list[float]:
+    """lotusroot-kim/MC-GRPO, grpo_trainer_gsm.py 2010 to 2110 and grpo_trainer_math.py, one prompt."""
+    centre = lower_median(rewards)
+    scale = lower_median([abs(r - centre) for r in rewards]) + 1e-3
+    found = [(r - centre) / scale for r in rewards]
+    alive = sum(abs(a) > 1e-6 for a in found)
+    if gsm8k and alive:
+        found = [a * len(rewards) / alive if abs(a) > 1e-6 else a for a in found]
+    return found
+
+
+GROUPS_OF_REWARDS = (
+    [0.0, 0, 1, 1, 0],
+    [1.0, 2, 4, 8, 16],
+    [0.0, 1, 2, 4],  # even: median 1 and not 1.5, distances 1, 0, 1, 3 of median 1
+    [1.0, 1, 1],
+    [2.0, 0, 0, 2],
+    [-0.3, 0.1, 7, 0.1, 0.10000000001, 2],  # one distance is far below 1e-6 of the scale
+)
+
+
+@pytest.mark.parametrize(("spec", "gsm8k"), [("mc_grpo", False), ("mc_grpo,scale.compensate=group", True)])
+def test_mc_grpo_advantages_are_the_authors(spec, gsm8k):
+    rewards = [r for group in GROUPS_OF_REWARDS for r in group]
+    ids = [g for g, group in enumerate(GROUPS_OF_REWARDS) for _ in group]
+    expected = [a for group in GROUPS_OF_REWARDS for a in mc_grpo_code(group, gsm8k=gsm8k)]
+    order = np.random.default_rng(0).permutation(len(ids))
+    found = gv.advantages(spec, torch.tensor(rewards, dtype=torch.float64)[order], [ids[i] for i in order])
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64)[order], **CLOSE)
+
+
+def test_mc_grpo_of_two_right_of_five():
+    rewards = torch.tensor(GROUPS_OF_REWARDS[0], dtype=torch.float64)
+    near = {"rtol": 1e-12, "atol": 0.0}
+    for spec, size in (("mc_grpo", 1000.0), ("mc_grpo,scale.compensate=group", 2500.0)):
+        torch.testing.assert_close(gv.advantages(spec, rewards, [0] * 5), size * rewards, **near)
+
+
+def test_mc_grpo_of_0_1_0_takes_the_mean_of_the_middle_two():
+    found = gv.advantages(
+        "mc_grpo,baseline.even=mean,scale.even=mean", torch.tensor([0.0, 1, 2, 4], dtype=torch.float64), [0] * 4
+    )
+    expected = torch.tensor([-1.5, -0.5, 0.5, 2.5], dtype=torch.float64) / 1.001
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def mc_grpo_loss(x: Step) -> Tensor:
+    """TRL 0.26's loss_type grpo under the recipes: k3 with 0.04, the mean over a response's tokens, then over those."""
+    total = 0.0
+    rows = tokens(x)
+    for row in rows:
+        k3 = sum((ref - lp).exp() - (ref - lp) - 1 for lp, _, _, ref in row)
+        total = total + (sum(ppo((lp - old).exp(), a, 0.8, 1.2) for lp, a, old, _ in row) + 0.04 * k3) / len(row)
+    return total / len(rows)
+
+
 # Losses by the spec that runs them.
 LOSSES: dict[str, Callable[[Step], Tensor]] = {
     "grpo_s": grpo_s_loss,
+    "mc_grpo": mc_grpo_loss,
 }
 
 

@@ -33,8 +33,10 @@ BASE = {
     "conventions": "grpo",
 }
 # What a choice is tried on that means nothing on its axis's base.
-BASE_OF_CHOICE, PAIRS_OF_CHOICE = dict(cases_objectives.BASE_OF_CHOICE), cases_objectives.PAIRS_OF_CHOICE
+BASE_OF_CHOICE, PAIRS_OF_CHOICE = dict(cases_objectives.BASE_OF_CHOICE), dict(cases_objectives.PAIRS_OF_CHOICE)
+PAIRS_OF_CHOICE |= {"entropy_responses credit.over": ("group", "side")}
 BASE_OF_CHOICE |= {"kalman_std": "grpo,baseline=kalman", "smoothed_std": "grpo,baseline=group_mean"}
+BASE_OF_CHOICE |= {"group_mad": "grpo,baseline=group_median"}  # some advantages are 0
 # Values for fields that have no default, and for those without which another field cannot act.
 NEEDED = {
     "selection": {"selection.keep": 2},
@@ -70,8 +72,11 @@ PAIRS = {
     "transform.above": (0.0, 2.0),
     "transform.k": (2, 3),
     "baseline.level": (0.2, 0.6),
+    "baseline.even": ("lower", "mean"),
     "baseline.interpolation": ("inverse", "linear"),
     "scale.cap": (0.5, 1e6),
+    "scale.even": ("lower", "mean"),
+    "scale.compensate": ("none", "group"),
     "scale.mean": ("keep", "subtract"),
     "scale.eps": (1e-6, 0.3),
     "scale.ddof": (0, 1),

@@ -39,3 +39,20 @@ def test_what_is_said_is_the_parts_own():
     (doubt,) = doubts(gv.get("grpo,selection=efficient,selection.keep=4"), 4)
     assert doubt.text == "selection.keep=4 keeps every response of a group of 4, so that nothing is selected."
     assert doubt.draw == 8
+
+
+@pytest.mark.parametrize(
+    ("spec", "taken"),
+    [
+        ("mc_grpo", "the lower of the middle two"),
+        ("grpo,scale=group_mad,scale.even=mean", "the mean of the middle two"),
+    ],
+)
+def test_an_even_group_has_no_median_response(spec, taken):
+    with pytest.warns(UserWarning, match="no response in the middle") as caught:
+        advantages(spec, ["a"] * 8)
+    name = spec.partition(",")[0]
+    assert [str(w.message) for w in caught] == [
+        f"{name}: a group of 8 has no response in the middle, and its median is {taken}. Draw 9 responses per prompt."
+    ]
+    assert doubts(gv.get(spec), 9) == []

@@ -213,7 +213,7 @@ def test_a_deviation_is_no_worse_than_torch_has_it(size, mode):
         ("gdpo,credit.eps=0,scale.eps=0", [0.75**0.5, -(0.75**0.5)]),
         ("dcpo", [0.75**0.5, -(0.75**0.5)]),
         ("maxrl,scale.eps=0", [1.0, -1.0]),
-        ("mc_grpo,scale.eps=0", [1.0, -1.0]),
+        ("mc_grpo,scale.eps=0,baseline.even=mean,scale.even=mean", [1.0, -1.0]),
     ],
 )  # fmt: skip
 def test_huge_and_tiny_rewards_have_the_advantages_of_zero_and_one(spec, sizes, dtype, unit, mode):

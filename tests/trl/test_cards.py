@@ -205,6 +205,10 @@ def test_what_differs_from_the_paper_is_noted():
         "selection.keep=8 keeps every response of a group of 8, so that nothing is selected. Set num_generations=16.",
     )
     assert card_of("gv_gfpo,selection.keep=4", num_generations=8).notes == ()
+    assert card_of("gv_mc_grpo", num_generations=4).notes == (
+        "a group of 4 has no response in the middle, and its median is the lower of the middle two. Set "
+        "num_generations=5.",
+    )
     (refill,) = card_of("gv_dapo").notes
     assert refill.startswith("Groups without signal are replaced by new prompts', in at most 10 rounds; those still")
     (drop,) = card_of("gv_dapo,filter.max_rounds=0").notes

@@ -398,6 +398,11 @@ REPORTED = {
         "gfpo: selection.keep=8 keeps every response of a group of 8, so that nothing is selected.",
         ["actor_rollout_ref.rollout.n=16"],
     ),
+    "a median of an even group": (
+        [f"{ESTIMATOR}=gv_mc_grpo", "actor_rollout_ref.rollout.n=8"],
+        "mc_grpo: a group of 8 has no response in the middle, and its median is the lower of the middle two.",
+        ["actor_rollout_ref.rollout.n=9"],
+    ),
     "a KL penalty that is missing": (
         [f"{ESTIMATOR}=gv_reinforce_pp"],
         "reinforce_pp has k1 with beta 0.01 in its rewards, this configuration has no KL term.",

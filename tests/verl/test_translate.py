@@ -82,7 +82,13 @@ def test_the_hosts_settings_say_what_the_variant_says(pair):
 def test_nothing_is_refused_and_only_what_verl_lacks_is_reported(pair):
     variant, run = pair
     assert list(refusals(run)) == []
-    known = ("clip_ratio_c", "rollout_rs takes", "in bypass mode", "keeps every response of a group of 4")
+    known = (
+        "clip_ratio_c",
+        "rollout_rs takes",
+        "in bypass mode",
+        "keeps every response of a group of 4",
+        "no response in the middle",
+    )
     left = [report for report in reports(run) if not any(words in report for words in known)]
     masked = [note for note in notes(variant) if note.startswith("verl does not mask")]
     assert len(left) == len(masked), left
