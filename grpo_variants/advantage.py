@@ -11,11 +11,19 @@ from torch import Tensor
 
 from grpo_variants.baseline import Greedy
 from grpo_variants.checks import unknown
-from grpo_variants.credit import Rule
+from grpo_variants.credit import Decoupled, Rule
 from grpo_variants.fast.advantages import fast_advantages
 from grpo_variants.group_size import doubts, is_choosy
 from grpo_variants.groups import Groups
-from grpo_variants.inputs import ROLLOUT_INPUTS, Rollouts, Samples, check_rollouts, narrow, read_rollouts
+from grpo_variants.inputs import (
+    ROLLOUT_INPUTS,
+    Rollouts,
+    Samples,
+    as_floating,
+    check_rollouts,
+    narrow,
+    read_rollouts,
+)
 from grpo_variants.memory import Memory
 from grpo_variants.options import resolve
 from grpo_variants.values import readable
@@ -46,14 +54,16 @@ def advantages(
     is not valid, or whose rewards are all missing, is out of every statistic and gets 0; a group whose rewards are
     all equal gets exactly 0. A missing greedy reward takes a response out of a rule that compares with it.
 
-    Warns (UserWarning) of infinite rewards, and of groups too small for the rule (`selection.keep`), where that can be
-    seen without waiting for a device.
+    Warns (UserWarning) of infinite rewards, and of groups whose size does not fit the rule (`selection.keep`, the
+    median of an even group), where that can be seen without waiting for a device; of a single reward function under
+    `credit=decoupled`.
     Raises ValueError for a missing input, a wrong shape or a state that is not used; TypeError for an unknown input.
     Not done: no overlong penalty and no filtering; see `soft_overlong_penalty` and `keep_groups`.
     """
     variant = resolve(variant)
     rollouts = _as_rollouts(rewards, groups, inputs)
     _warn_of_sizes(variant, rollouts.groups)
+    _warn_of_functions(variant, rollouts.rewards)
     return advantages_of(variant, rollouts, state)
 
 
@@ -113,6 +123,16 @@ def _warn_of_sizes(variant: Variant, groups: Any) -> None:
     if readable(ids) and len(ids):
         for doubt in doubts(variant, int(ids.bincount().max())):
             warnings.warn(f"{variant.name}: {doubt.text} Draw {doubt.draw} responses per prompt.", stacklevel=3)
+
+
+def _warn_of_functions(variant: Variant, rewards: Any) -> None:
+    """Say what the number of reward functions makes of a rule that takes them apart."""
+    if not isinstance(variant.credit, Decoupled):
+        return
+    table = None if rewards is None else as_floating(rewards, name="rewards")
+    text = variant.credit.doubt_of(1 if table is None or table.dim() < 2 else table.shape[1])
+    if text is not None:
+        warnings.warn(f"{variant.name}: {text}", stacklevel=3)
 
 
 def _with_baseline(variant: Variant, samples: Samples) -> Tensor:

@@ -81,6 +81,16 @@ class Decoupled:
         check_choice("credit.over", self.over, ("responses", "tokens"))
         check_choice("credit.eps_in", self.eps_in, EPS_IN)
 
+    @staticmethod
+    def doubt_of(functions: int) -> str | None:
+        """What the rule is with this many reward functions, where that is not what it is for."""
+        if functions > 1:
+            return None
+        return (
+            "credit=decoupled normalises a single reward function twice, where the authors' code (NVlabs/GDPO) is "
+            "plain GRPO. Set credit=outcome for that."
+        )
+
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
         """Advantages [N]; reads rewards [N, K]."""
         columns = samples.components.unbind(1)

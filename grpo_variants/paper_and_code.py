@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.advantage import advantages
+from grpo_variants.advantage import advantages_of
 from grpo_variants.catalogue.differences import DIFFERENCES, Difference
 from grpo_variants.inputs import Counts, Rollouts, Tokens
 from grpo_variants.markdown import table
@@ -49,7 +49,7 @@ def loss_and_gradient(spec: str) -> tuple[float, Tensor]:
     greedy, rewards = (torch.tensor(values, dtype=torch.float64) for values in (GREEDY, REWARDS))
     rollouts = Rollouts(rewards=rewards, groups=GROUPS, greedy_rewards=greedy, **given)
     logp = x.pop("logp").requires_grad_()
-    tokens = Tokens(logp=logp, advantages=advantages(variant, rollouts, **state), groups=GROUPS, **x)
+    tokens = Tokens(logp=logp, advantages=advantages_of(variant, rollouts, **state), groups=GROUPS, **x)
     loss = policy_loss(variant, tokens, Counts.of(x["mask"], GROUPS, length=WIDTH)).loss
     loss.backward()  # type: ignore[no-untyped-call]
     assert logp.grad is not None

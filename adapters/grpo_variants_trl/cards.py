@@ -9,6 +9,7 @@ from trl import GRPOConfig
 
 from grpo_variants.aggregation import Constant
 from grpo_variants.card import Card
+from grpo_variants.credit import Decoupled
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.group_size import doubts
 from grpo_variants.shaping import Penalty
@@ -26,14 +27,17 @@ _ADAPTIVE_ENTROPY = (
 )
 
 
-def make_card(choice: Choice, args: GRPOConfig, *, engine: bool = True) -> Card:
-    """The card of a variant under a TRL config; `engine` is False where a rollout_func samples as it likes."""
+def make_card(choice: Choice, args: GRPOConfig, functions: int, *, engine: bool = True) -> Card:
+    """The card of a variant under a TRL config with some reward functions.
+
+    engine: False where a rollout_func samples as it likes.
+    """
     return Card(
         variant=choice.variant,
         host="trl",
         origins=choice.origins,
         effective=_effective(choice, args),
-        notes=tuple(_notes(choice, args, engine)),
+        notes=(*_doubts(choice.variant, args.num_generations, functions), *_notes(choice, args, engine)),
     )
 
 
@@ -60,9 +64,15 @@ def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
     return spans and needs_whole_window(choice.variant, entropy_bonus=has_entropy_bonus(args))
 
 
+def _doubts(variant: Variant, size: int, functions: int) -> list[str]:
+    """What the size of the groups and the number of reward functions make of a variant."""
+    notes = [f"{doubt.text} Set num_generations={doubt.draw}." for doubt in doubts(variant, size)]
+    alone = variant.credit.doubt_of(functions) if isinstance(variant.credit, Decoupled) else None
+    return notes if alone is None else [*notes, alone]
+
+
 def _notes(choice: Choice, args: GRPOConfig, engine: bool) -> list[str]:
-    sizes = doubts(choice.variant, args.num_generations)
-    notes = [f"{doubt.text} Set num_generations={doubt.draw}." for doubt in sizes]
+    notes = []
     if isinstance(choice.variant.filter, ZeroVariance):
         notes.append(_filter_note(choice.variant.filter))
     if _is_approximate(choice, args):

@@ -119,7 +119,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._greedy = GreedyBaseline(self) if isinstance(self.variant.baseline, Greedy) else None
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
         self.memory = Memory() if self.variant.remembers else None
-        self.variant_card = make_card(self._choice, self.args, engine=self.rollout_func is None)
+        self.variant_card = make_card(self._choice, self.args, len(self.reward_funcs), engine=self.rollout_func is None)
         self._live = LiveSettings(self, {name: value for name, value in given.items() if value is not self})
         self.add_callback(LossReached(self, VariantGRPOTrainer))
         self.add_callback(CardWriter(self))

@@ -256,10 +256,16 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
         note=(
             "The second normalisation is over responses in the authors' code for TRL, in TRL, ms-swift and here, "
             "and over tokens in verl, which is credit.over=tokens and part of conventions=verl. A response that a "
-            "reward function gave nothing for is out of that function's statistics and sum."
+            "reward function gave nothing for is out of that function's statistics and sum; there it counts 0 in both. "
+            "With a single reward function the authors' code is plain GRPO (gdpo,credit=outcome); here both stages "
+            "stay, and a warning says so. Its recipe for TRL has a KL term of 0.04 and a mean over tokens, by that "
+            "trainer's defaults: gdpo,kl=k3,kl.beta=0.04,aggregation=token_mean. Its runs in verl have no KL term and "
+            "a mean over tokens. The paper's mean over responses is taken."
         ),
         confirmed=(
-            "NVlabs/GDPO, trl-GDPO/trl-0.18.0-gdpo/trl/trainer/grpo_trainer.py 1221 to 1266: both stages and 1e-4."
+            "NVlabs/GDPO, trl-GDPO/trl-0.18.0-gdpo/trl/trainer/grpo_trainer.py 1221 to 1266: both stages and 1e-4. The "
+            "mean over responses: the paper, section 2 (equations 3 and 5). The runs: "
+            "trl/trainer/grpo_config.py of that folder, and verl-GDPO/train_gdpo.sh."
         ),
         references=(LIU_GDPO,),
         hosts=(

@@ -10,7 +10,7 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 import torch
-from authors import CLOSE, Step, of_the_package, of_the_rule, ppo, step, tokens
+from authors import CLOSE, Step, flat, of_the_package, of_the_rule, ppo, step, tokens
 from torch import Tensor
 
 import grpo_variants as gv
@@ -144,10 +144,99 @@ def mc_grpo_loss(x: Step) -> Tensor:
     return total / len(rows)
 
 
+# GDPO
+
+
+def standardised(numbers: list[float], eps: float = 1e-4) -> list[float]:
+    return [(n - mean(numbers)) / (stdev(numbers) + eps) for n in numbers]
+
+
+def gdpo_code(table: list[list[float]], weights: list[float]) -> list[float]:
+    """NVlabs/GDPO, trl-0.18.0-gdpo/trl/trainer/grpo_trainer.py 1221 to 1266; NaN for a reward that is missing."""
+    total = [0.0] * len(table)
+    if len(weights) > 1:
+        for k, weight in enumerate(weights):
+            column = [0.0 if np.isnan(row[k]) else row[k] for row in table]
+            for members in map(of_prompt, "ab"):
+                for i, a in zip(members, standardised([column[i] for i in members]), strict=True):
+                    total[i] += weight * a
+        return standardised(total)
+    for members in map(of_prompt, "ab"):
+        for i, a in zip(members, standardised([weights[0] * table[i][0] for i in members]), strict=True):
+            total[i] = a
+    return total
+
+
+def gdpo_table(functions: int) -> list[list[float]]:
+    """Rewards of very different sizes, one of them flat within a prompt."""
+    random = np.random.default_rng(8)
+    table = random.normal(size=(len(PROMPTS), functions)) * 10.0 ** np.arange(functions)
+    table[of_prompt("b"), functions - 1] = 3.0
+    return table.tolist()
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [2.0, 0.3, 0.5]])
+def test_gdpo_advantages_are_the_authors(weights):
+    table = gdpo_table(len(weights))
+    given = torch.tensor(weights, dtype=torch.float64)
+    found = gv.advantages("gdpo", torch.tensor(table, dtype=torch.float64), PROMPTS, reward_weights=given)
+    torch.testing.assert_close(found, torch.tensor(gdpo_code(table, weights), dtype=torch.float64), **CLOSE)
+
+
+def test_gdpo_of_one_reward_function_says_so_and_how_to_have_the_authors():
+    rewards = [row[0] for row in gdpo_table(2)]
+    expected = torch.tensor(gdpo_code([[r] for r in rewards], [0.7]), dtype=torch.float64)
+    given = {"rewards": torch.tensor(rewards, dtype=torch.float64), "groups": PROMPTS}
+    given["reward_weights"] = torch.tensor([0.7], dtype=torch.float64)
+    torch.testing.assert_close(gv.advantages("gdpo,credit=outcome", **given), expected, **CLOSE)
+    with pytest.warns(UserWarning, match="single") as caught:
+        found = gv.advantages("gdpo", **given)
+    assert [str(w.message) for w in caught] == [
+        "gdpo: credit=decoupled normalises a single reward function twice, where the authors' code (NVlabs/GDPO) is "
+        "plain GRPO. Set credit=outcome for that."
+    ]
+    assert caught[0].filename == __file__
+    a = [0.7 * n for n in gdpo_code([[r] for r in rewards], [1.0])]
+    torch.testing.assert_close(found, torch.tensor(standardised(a), dtype=torch.float64), **CLOSE)
+
+
+def test_a_missing_reward_is_left_out_of_gdpos_statistics_where_the_authors_count_0():
+    table = [[1.0, 0.0], [3.0, 1.0], [float("nan"), 0.0], [2.0, 1.0]]
+    first = [(n - 2) / (1 + 1e-4) for n in (1, 3, 2, 2)]  # of 1, 3 and 2; the response without one adds nothing
+    second = [n / ((1 / 3) ** 0.5 + 1e-4) for n in (-0.5, 0.5, -0.5, 0.5)]
+    expected = standardised([x + y for x, y in zip(first, second, strict=True)])
+    found = gv.advantages("gdpo", torch.tensor(table, dtype=torch.float64), [0] * 4)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), **CLOSE)
+    filled = torch.tensor(table, dtype=torch.float64).nan_to_num(0.0)
+    theirs = standardised(
+        [x + y for x, y in zip(standardised([1.0, 3.0, 0.0, 2.0]), standardised([0.0, 1, 0, 1]), strict=True)]
+    )
+    torch.testing.assert_close(
+        gv.advantages("gdpo", filled, [0] * 4), torch.tensor(theirs, dtype=torch.float64), **CLOSE
+    )
+
+
+def clipped_sequence_mean(x: Step) -> Tensor:
+    """arXiv 2601.05242, equations 3 and 5: PPO's clip, the mean over a response's tokens, then over responses."""
+    rows = tokens(x)
+    return sum(sum(ppo((lp - old).exp(), a, 0.8, 1.2) for lp, a, old, _ in row) / len(row) for row in rows) / len(rows)
+
+
+def gdpo_trl(x: Step) -> Tensor:
+    """NVlabs/GDPO, its recipe for TRL under grpo_config.py's defaults: k3 with 0.04 and the mean over tokens."""
+    batch = flat(x)
+    total = sum(
+        ppo((lp - old).exp(), a, 0.8, 1.2) + 0.04 * ((ref - lp).exp() - (ref - lp) - 1) for lp, a, old, ref in batch
+    )
+    return total / len(batch)
+
+
 # Losses by the spec that runs them.
 LOSSES: dict[str, Callable[[Step], Tensor]] = {
     "grpo_s": grpo_s_loss,
     "mc_grpo": mc_grpo_loss,
+    "gdpo": clipped_sequence_mean,
+    "gdpo,kl=k3,kl.beta=0.04,aggregation=token_mean": gdpo_trl,
 }
 
 

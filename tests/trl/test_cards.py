@@ -18,9 +18,9 @@ from grpo_variants.card import read_card
 SAVING = dict(save_strategy="steps", save_steps=1)
 
 
-def card_of(loss_type, **flags):
+def card_of(loss_type, functions=2, **flags):
     config = VariantGRPOConfig("unused", loss_type=loss_type, use_cpu=True, bf16=False, report_to="none", **flags)
-    return make_card(config.choice, config)
+    return make_card(config.choice, config, functions)
 
 
 def test_the_card_is_printed_at_the_start_and_lies_beside_the_output_and_every_checkpoint(tmp_path, capsys):
@@ -208,6 +208,11 @@ def test_what_differs_from_the_paper_is_noted():
     assert card_of("gv_mc_grpo", num_generations=4).notes == (
         "a group of 4 has no response in the middle, and its median is the lower of the middle two. Set "
         "num_generations=5.",
+    )
+    assert card_of("gv_gdpo").notes == ()
+    assert card_of("gv_gdpo", functions=1).notes == (
+        "credit=decoupled normalises a single reward function twice, where the authors' code (NVlabs/GDPO) is plain "
+        "GRPO. Set credit=outcome for that.",
     )
     (refill,) = card_of("gv_dapo").notes
     assert refill.startswith("Groups without signal are replaced by new prompts', in at most 10 rounds; those still")
