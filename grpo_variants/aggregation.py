@@ -31,6 +31,11 @@ class Aggregation(Protocol):
         """Whether it reads the lengths, and not only how many they are."""
         ...
 
+    @property
+    def of_step(self) -> bool:
+        """Whether it reads the length of every response of the step, `Counts.lengths`."""
+        ...
+
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weight of each response."""
         ...
@@ -42,6 +47,7 @@ class TokenMean:
 
     of_group: ClassVar[bool] = False
     of_length: ClassVar[bool] = False
+    of_step: ClassVar[bool] = False
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
@@ -54,6 +60,7 @@ class PromptMean:
 
     of_group: ClassVar[bool] = True
     of_length: ClassVar[bool] = True
+    of_step: ClassVar[bool] = False
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
@@ -69,6 +76,7 @@ class _PerSequence:
     empty_rows: Literal["count", "exclude"] = "count"
     of_group: ClassVar[bool] = False
     of_length: ClassVar[bool] = False
+    of_step: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -119,13 +127,59 @@ class Constant(_PerSequence):
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
-        length = counts.length if self.length is None else self.length
-        if length is None:
+        return _ones(lengths) / _constant("constant", self.length, counts) / self.sequences(counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPower:
+    r"""\(w_i = l_i^{-\alpha} / (L \sum_j l_j^{-\alpha})\) over the whole step (Delta L, arXiv 2509.07558).
+
+    The weights of the lengths add up to 1/L, so that the gradient is Dr. GRPO's in expectation, with less variance.
+    alpha: 1 for the least variance, 0 for Dr. GRPO. length: L; none takes `counts.length`, as `constant` does. A
+    response without a token has no weight.
+    """
+
+    alpha: float = 0.75
+    length: float | None = None
+    of_group: ClassVar[bool] = False
+    of_length: ClassVar[bool] = True
+    of_step: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("aggregation.alpha", self.alpha, at_least=0)
+        check_number("aggregation.length", self.length, above=0, optional=True)
+
+    def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
+        """Weights [N]."""
+        if counts.lengths is None:
             raise ValueError(
-                "aggregation=constant needs its length: set aggregation.length, or counts.length to the maximum "
-                "completion length."
+                "aggregation=length_power needs counts.lengths, the length of every response of the step; "
+                "gv.Counts.of(mask) of the whole step has them."
             )
-        return _ones(lengths) / length / self.sequences(counts)
+        total = self._power(counts.lengths.to(lengths)).sum()
+        share = self._power(lengths) / torch.where(total == 0, torch.ones_like(total), total)
+        return share / _constant("length_power", self.length, counts)
+
+    def _power(self, lengths: Tensor) -> Tensor:
+        """Length to the power of minus alpha; 0 without a token."""
+        return torch.where(lengths > 0, (_ones(lengths) * lengths.clamp(min=1)) ** -self.alpha, 0.0)
+
+
+def lacks_length(rule: Aggregation) -> bool:
+    """Whether a rule divides by a constant length that the host has to give."""
+    return isinstance(rule, (Constant, LengthPower)) and rule.length is None
+
+
+def _constant(choice: str, length: Number | None, counts: Counts) -> Number:
+    """The length that token sums are divided by: a rule's own, or the host's."""
+    length = counts.length if length is None else length
+    if length is None:
+        raise ValueError(
+            f"aggregation={choice} needs its length: set aggregation.length, or counts.length to the maximum "
+            "completion length."
+        )
+    return length
 
 
 def weights_of_rows(

@@ -535,6 +535,7 @@ class Counts:
     length: the constant of aggregation=constant, usually the host's maximum completion length.
     grad_average: number of ranks whose gradients the host averages; the loss is multiplied by it.
     thresholds: precomputed statistics that span the batch, by name (`entropy` for top_entropy).
+    lengths: [N] loss tokens of every response; read by aggregation=length_power only.
     Numbers, or 0-d tensors. Raises ValueError for a number that counts nothing; a tensor's is not read back from its
     device, so there a length or a grad_average that is not above 0 goes unseen.
     """
@@ -546,6 +547,7 @@ class Counts:
     length: Number | None = None
     grad_average: Number = 1
     thresholds: Mapping[str, Number] | None = None
+    lengths: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -569,7 +571,12 @@ class Counts:
         cls, lengths: Tensor, groups: Groups | Sequence[Hashable] | Tensor | None = None, **given: Any
     ) -> Counts:
         """Count the responses [B] of a whole optimizer step on one rank by their numbers of loss tokens."""
-        counted = {"tokens": lengths.sum(), "sequences": lengths.shape[0], "nonempty": (lengths > 0).sum()}
+        counted = {
+            "tokens": lengths.sum(),
+            "sequences": lengths.shape[0],
+            "nonempty": (lengths > 0).sum(),
+            "lengths": lengths,
+        }
         if groups is not None:
             counted["prompts"] = Groups.of(groups).count
         return cls(**{**counted, **given})

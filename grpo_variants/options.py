@@ -348,8 +348,9 @@ def _values_after(base: Variant, choices: Mapping[str, str]) -> dict[str, Any]:
 
 def spelt(options: Mapping[str, Any]) -> str:
     """Options as a spec string has them."""
-    return ",".join(f"{key}={_text(value)}" for key, value in options.items())
+    return ",".join(f"{key}={written(value)}" for key, value in options.items())
 
 
-def _text(value: Any) -> str:
+def written(value: Any) -> str:
+    """A value as a spec string has it."""
     return "none" if value is None else repr(value) if isinstance(value, float) else str(value)

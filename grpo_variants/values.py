@@ -45,7 +45,7 @@ def check_flags(name: str, value: Tensor, hint: str = "") -> None:
     """Raise ValueError for a mask that holds anything but 0 and 1, where it can be read."""
     if value.dtype == torch.bool or not readable(value) or not value.numel():
         return
-    if not all(_is_binary(block) for block in value.detach().reshape(-1).split(_BLOCK)):
+    if not all(_is_binary(block) for block in torch.split(value.detach().reshape(-1), _BLOCK)):
         place, number = _first(value, (value != 0) & (value != 1))
         raise ValueError(f"{name} holds {number:g} at {place}; allowed: 0 and 1, or True and False.{hint}")
 

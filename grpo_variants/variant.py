@@ -160,6 +160,7 @@ AXES: Mapping[str, Axis] = {
             "token_mean": aggregation.TokenMean,
             "prompt_mean": aggregation.PromptMean,
             "constant": aggregation.Constant,
+            "length_power": aggregation.LengthPower,
             "sequence_sum": aggregation.SequenceSum,
         },
     ),

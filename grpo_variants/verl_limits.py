@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo_variants import verl_words as words
 from grpo_variants.advantage import advantages_of
-from grpo_variants.aggregation import PromptMean
+from grpo_variants.aggregation import Aggregation, LengthPower, PromptMean
 from grpo_variants.baseline import Greedy
 from grpo_variants.correction import GeometricMask, OffPolicyMask
 from grpo_variants.credit import Decoupled, Process
@@ -20,6 +20,7 @@ from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.inputs import Counts, Rollouts, Tokens
 from grpo_variants.objective import loss_of
+from grpo_variants.options import spelt
 from grpo_variants.shaping import Mask, Penalty
 from grpo_variants.surrogate import Aspo
 from grpo_variants.variant import Variant
@@ -130,8 +131,9 @@ def loss_refusals(variant: Variant) -> Iterator[Finding]:
             (Fix(objective={"surrogate.fraction": "none"}),),
         )
         return
-    if isinstance(variant.aggregation, PromptMean):
-        yield from _prompt_mean_refusal(variant)
+    over = words.carried_over(variant.aggregation)
+    if over is not None:
+        yield _carried_refusal(variant, over)
         return
     logp = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]])
     x = Tokens(logp=logp, mask=logp < 0, advantages=torch.ones_like(logp), old_logp=logp, rollout_logp=None)
@@ -162,25 +164,19 @@ def rollout_refusals(variant: Variant) -> Iterator[str]:
         )
 
 
-def _prompt_mean_refusal(variant: Variant) -> Iterator[Finding]:
+def _carried_refusal(variant: Variant, over: Aggregation) -> Finding:
+    """Why a loss cannot weigh as the variant says, and the two ends that do it together."""
+    own, plain = words.aggregation_options(variant.aggregation), words.aggregation_options(over)
+    reads = "its group's tokens" if variant.aggregation.of_group else "the lengths of all responses"
     why = (
-        f"{variant.name}: aggregation=prompt_mean weighs a response by its group's tokens, which a policy loss of verl "
+        f"{variant.name}: aggregation={own['aggregation']} weighs a response by {reads}, which a policy loss of verl "
         "does not see"
     )
-    plain = Fix(objective=TOKEN_MEAN)
     if not homogeneous(variant):
-        yield Finding(
-            f"{why}, and its surrogate does not scale with A, so advantages cannot carry it. Take the token mean.",
-            (plain,),
-        )
-        return
-    pair = Fix(advantage=PROMPT_MEAN, objective=TOKEN_MEAN, name=variant.name)
-    yield Finding(f"{why}; the advantages can carry it over a token mean. Use the pair.", (pair,))
-
-
-# The two ends of a mean over prompts: the advantages carry the weights, the loss takes the token mean.
-PROMPT_MEAN = {"aggregation": "prompt_mean"}
-TOKEN_MEAN = {"aggregation": "token_mean"}
+        text = f"{why}, and its surrogate does not scale with A, so advantages cannot carry it."
+        return Finding(text, (Fix(objective=plain),))
+    pair = Fix(advantage=own, objective=plain, name=variant.name)
+    return Finding(f"{why}; the advantages can carry it over {spelt(plain)}. Use the pair.", (pair,))
 
 
 def homogeneous(variant: Variant) -> bool:
@@ -229,5 +225,7 @@ def notes(variant: Variant) -> Iterator[str]:
         yield "verl's rejection also takes the response out of the KL term, while the step's token count still has it."
     if isinstance(variant.aggregation, PromptMean):
         yield "prompt_mean is exact where ppo_mini_batch_size equals train_batch_size, one update a batch."
+    if isinstance(variant.aggregation, LengthPower):
+        yield "length_power compares with every response of the rollout batch, however many updates it is split into."
     if variant.kl_in_loss and isinstance(variant.kl, K3) and variant.kl.value_bound != 10.0:
         yield "verl clamps each token's k3 at 10."

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from grpo_variants import aggregation, correction, divergence, filters, shaping, surrogate
-from grpo_variants.options import choice_name
+from grpo_variants.options import choice_name, written
 from grpo_variants.variant import AXES, End, Variant
 
 ACTOR = "actor_rollout_ref.actor"
@@ -78,7 +78,27 @@ AGGREGATIONS: Mapping[type, str] = {
     aggregation.SequenceMean: "seq-mean-token-mean",
     aggregation.SequenceSum: "seq-mean-token-sum",
     aggregation.Constant: "seq-mean-token-sum-norm",
+    aggregation.LengthPower: "seq-mean-token-sum-norm",
 }
+
+
+def carried_over(rule: aggregation.Aggregation) -> aggregation.Aggregation | None:
+    """What the loss aggregates by where the advantages carry a rule's weights; None for a rule that needs no carrying.
+
+    A policy loss sees a micro-batch, without groups; an estimator sees the whole batch.
+    """
+    if isinstance(rule, aggregation.PromptMean):
+        return aggregation.TokenMean()
+    return aggregation.Constant(length=rule.length) if isinstance(rule, aggregation.LengthPower) else None
+
+
+def aggregation_options(rule: aggregation.Aggregation) -> dict[str, str]:
+    """The options that choose an aggregation, by the keys of a spec string."""
+    options = {"aggregation": choice_name("aggregation", rule)}
+    for field in fields(rule):  # type: ignore[arg-type]
+        if (value := getattr(rule, field.name)) != field.default:
+            options[f"aggregation.{field.name}"] = written(value)
+    return options
 
 
 def aggregation_settings(variant: Variant) -> Settings:
@@ -88,7 +108,7 @@ def aggregation_settings(variant: Variant) -> Settings:
     if word is None:
         return {}
     settings: Settings = {AGGREGATION: word}
-    if isinstance(rule, aggregation.Constant):
+    if isinstance(rule, (aggregation.Constant, aggregation.LengthPower)):
         length = rule.length
         if length is not None and float(length).is_integer():
             length = int(length)

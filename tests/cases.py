@@ -243,6 +243,7 @@ FIELD_VALUES = {
     "correction.threshold": (0.05, 0.3),
     "aggregation.empty_rows": ("count", "exclude"),
     "aggregation.length": (None, 12.0),
+    "aggregation.alpha": (0.0, 0.75, 1.0),
     "tokens.fraction": (0.2, 0.5),
     "tokens.denominator": ("all", "kept"),
     "filter.metric": (None, "accuracy"),
@@ -437,6 +438,8 @@ SPECS = (
     *(f"grpo,aggregation={a}" for a in AXES["aggregation"].choices),
     *(f"rloo,aggregation={a},aggregation.empty_rows=exclude" for a in ("sequence_mean", "constant", "sequence_sum")),
     "dr_grpo,aggregation.length=12.5",
+    "delta_l,aggregation.alpha=1,aggregation.length=12.5",
+    "grpo,aggregation=length_power,tokens=top_entropy",
     # token filter
     "grpo,tokens=top_entropy",
     *(

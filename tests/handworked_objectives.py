@@ -34,6 +34,10 @@ ROLLOUT: Table = [[0.1, 0.5, 0.8], [0.03, _, 0.2]]
 SPLIT: dict[str, Table] = {"policy": [[0.52, 0.4, 0.1], [0.14, _, 0.6], [0.1, 0.35, 0.8], [0.6, 0.55, _]]}
 ENTROPIES = numbers([[1.2, 0.3, 0.4], [0.9, _, 0.1], [1.5, 0.2, 1.4], [0.8, 0.7, _]], float("nan"))
 
+# Delta L: lengths 3, 2, 1 to the power of -0.75, over their sum.
+POWERS = (3**-0.75, 2**-0.75, 1)
+LONG, MIDDLE, SHORT = (power / sum(POWERS) for power in POWERS)
+
 CASES: dict[str, Case] = {
     "two_sided": Case(
         **NORMALISED,
@@ -61,6 +65,18 @@ CASES: dict[str, Case] = {
         given=[1.5, -0.5, -1, 1],
         loss=(-4.51125 + 1.414213562373 + 0.998 - 1) / 4,
         gradient=[[0, 0, 0], [0.176776695297, _, 0.176776695297], [0, _, _], [-0.125, -0.125, _]],
+    ),
+    "delta_l": Case(
+        **NORMALISED,
+        # -min(rho A, clip(rho, 0.8, 1.3) A): A = 1.5: -1.95 (clipped), -1.65, -0.75, sum -4.35
+        #   A = -0.5: 0.4 (clipped), 1, sum 1.4. A = 1: rho 1.25 -> -1.25 (within 1.3).
+        # Constant length 5: L = (LONG * -4.35 + MIDDLE * 1.4 + SHORT * -1.25) / 5
+        policy=[*PAIR["policy"], [0.5, _, _]],
+        old=[*PAIR["old"], [0.4, _, _]],
+        given=[1.5, -0.5, 1],
+        counts={"length": 5},
+        loss=(-4.35 * LONG + 1.4 * MIDDLE - 1.25 * SHORT) / 5,
+        gradient=[[0, -0.33 * LONG, -0.15 * LONG], [0, _, MIDDLE / 5], [-0.25 * SHORT, _, _]],
     ),
     "forking_tokens": Case(
         **NORMALISED,

@@ -566,7 +566,14 @@ AGGREGATIONS = {
     "prompt_mean": lambda v, c, length, group: 1 / (max(c["prompts"], 1) * max(group, 1)),
     "constant": lambda v, c, length, group: 1 / (sequences(v, c) * (v["aggregation.length"] or c["length"])),
     "sequence_sum": lambda v, c, length, group: 1 / sequences(v, c),
+    "length_power": lambda v, c, length, group: length_power(v, c, length),
 }
+
+
+def length_power(values, counts, length):
+    """The response's share of the sum of powers, over the constant length."""
+    powers = [n ** -values["aggregation.alpha"] for n in [length, *counts["lengths"]] if n]
+    return powers[0] / sum(powers[1:]) / (values["aggregation.length"] or counts["length"]) if length else 0.0
 
 
 def row_weights(values, x, counts, cells):
@@ -586,6 +593,7 @@ def count(x, cells):
         "sequences": len(x["mask"]),
         "nonempty": len({i for i, _ in cells}),
         "prompts": len(set(x["groups"])) if x.get("groups") else None,
+        "lengths": [sum(1 for j, _ in cells if j == i) for i in range(len(x["mask"]))],
     }
 
 

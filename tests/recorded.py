@@ -16,6 +16,7 @@ import torch
 import grpo_variants as gv
 from grpo_variants.advantage import advantages_of
 from grpo_variants.cli.translate import run_settings
+from grpo_variants.verl_words import carried_over
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(os.environ.get("GRPO_VARIANTS_EXCHANGE", ROOT / "build" / "cross_host"))
@@ -71,6 +72,7 @@ NOT_COMPARED = (
     refused_by_verl,
     lambda variant: variant.needs_rollout_logp,  # the hosts get an engine's numbers in different ways
     lambda variant: getattr(variant.transform, "k", 0) >= GROUP_SIZE,  # pass@4 of four responses: no signal
+    lambda variant: carried_over(variant.aggregation),  # verl's advantages carry weights, TRL's and the core's do not
     lambda variant: variant.surrogate.whole_batch,  # of a micro-batch, and the hosts' are of different sizes
 )
 

@@ -79,12 +79,14 @@ def rows_of(micro_batches: list[list[int]]) -> list[int]:
 
 
 def step_counts(mask: torch.Tensor) -> gv.Counts:
-    """Counts of the step from what the ranks hold: one reduction, as a host would do it."""
+    """Counts of the step from what the ranks hold: a reduction, and the lengths gathered, as a host would do it."""
     local = gv.Counts.of(mask)
     total = torch.tensor([float(local.tokens), float(local.sequences), float(local.nonempty)])
     dist.all_reduce(total)
     tokens, sequences, nonempty = total
     prompts = len(GROUPS.unique())
+    shares: list = [None] * dist.get_world_size()
+    dist.all_gather_object(shares, local.lengths)
     return gv.Counts(
         tokens=tokens,
         sequences=sequences,
@@ -92,6 +94,7 @@ def step_counts(mask: torch.Tensor) -> gv.Counts:
         prompts=prompts,
         length=6,
         grad_average=dist.get_world_size(),
+        lengths=torch.cat(shares),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
-from grpo_variants.aggregation import Constant
+from grpo_variants.aggregation import lacks_length
 from grpo_variants.card import Card
 from grpo_variants.credit import Decoupled
 from grpo_variants.filters import ZeroVariance
@@ -55,8 +55,7 @@ def _effective(choice: Choice, args: GRPOConfig) -> dict[str, Any]:
 
 
 def _reads_length(variant: Variant) -> bool:
-    constant = isinstance(variant.aggregation, Constant) and variant.aggregation.length is None
-    return constant or isinstance(variant.overlong, Penalty)
+    return lacks_length(variant.aggregation) or isinstance(variant.overlong, Penalty)
 
 
 def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 from trl import GRPOConfig
 
-from grpo_variants.aggregation import Constant
+from grpo_variants.aggregation import lacks_length
 from grpo_variants.baseline import Greedy
 from grpo_variants.credit import Process
 from grpo_variants.filters import ZeroVariance
+from grpo_variants.options import choice_name
 from grpo_variants.shaping import Penalty
 from grpo_variants.steps import check_columns
 from grpo_variants.trl_limits import trl_refusals
@@ -149,8 +150,9 @@ def _reference(variant: Variant, given: Mapping[str, Any]) -> list[str]:
 
 def _lengths(variant: Variant, args: GRPOConfig) -> list[str]:
     limit = args.max_completion_length
-    if limit is None and isinstance(variant.aggregation, Constant) and variant.aggregation.length is None:
-        return ["aggregation=constant needs max_completion_length, or aggregation.length in the spec string."]
+    if limit is None and lacks_length(variant.aggregation):
+        word = choice_name("aggregation", variant.aggregation)
+        return [f"aggregation={word} needs max_completion_length, or aggregation.length in the spec string."]
     if isinstance(variant.overlong, Penalty) and (limit is None or variant.overlong.buffer > limit):
         return [
             f"overlong.buffer={variant.overlong.buffer} does not fit into max_completion_length={limit}; allowed: at "

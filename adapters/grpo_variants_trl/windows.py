@@ -138,22 +138,25 @@ def needs_whole_window(variant: Variant, *, entropy_bonus: bool = False) -> bool
     An entropy bonus does, since it is a mean over the step's tokens.
     """
     rule = variant.aggregation
-    counts_tokens = isinstance(rule, TokenMean) or rule.of_group
+    counts_tokens = isinstance(rule, TokenMean) or rule.of_group or rule.of_step
     excludes = getattr(rule, "empty_rows", "count") == "exclude" or isinstance(variant.filter, ZeroVariance)
     return counts_tokens or excludes or variant.whole_batch or entropy_bonus
 
 
 def may_be_approximate(variant: Variant) -> bool:
-    """Whether TRL's rule can stand in for a step's own counts: for no weights by group, and no statistic."""
-    return not (variant.aggregation.of_group or variant.whole_batch)
+    """Whether TRL's rule can stand in for a step's own counts: for no weights by single lengths, and no statistic."""
+    rule = variant.aggregation
+    return not (rule.of_group or rule.of_step or variant.whole_batch)
 
 
 def open_window(variant: Variant, batches: Sequence[dict[str, Any]], accelerator: Any, length: int | None) -> Window:
     """Counts over the micro-batches of a window and over every rank."""
     blank = Counts(tokens=0, sequences=0, length=length, grad_average=accelerator.num_processes)
     window = Window(_counts(_total(accelerator, _counted(batches)), blank), len(batches))
+    lengths = torch.cat([loss_mask(batch).sum(1) for batch in batches])
+    if variant.aggregation.of_step:
+        window.counts = replace(window.counts, lengths=accelerator.gather(lengths))
     if variant.aggregation.of_group:
-        lengths = torch.cat([loss_mask(batch).sum(1) for batch in batches])
         groups = torch.cat([batch[GROUP] for batch in batches])
         _weigh_by_group(window, variant, lengths, groups, accelerator)
     return window

@@ -10,7 +10,7 @@ from typing import Any
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
 from grpo_variants import verl_words as words
-from grpo_variants.aggregation import Constant, PromptMean
+from grpo_variants.aggregation import lacks_length
 from grpo_variants.card import Card
 from grpo_variants.correction import Correction, OffPolicyMask
 from grpo_variants.divergence import KL
@@ -34,7 +34,7 @@ def make_card(run: Run) -> Card:
     """The card of a run; raises ValueError where its two ends do not go together."""
     rule, objective = _rule(run), _objective(run)
     parts = {axis: getattr(rule if axis in _RULE else objective, axis) for axis in AXES}
-    if isinstance(rule.aggregation, PromptMean) and run.estimator is not None:
+    if words.carried_over(rule.aggregation) and run.estimator is not None:
         parts["aggregation"] = rule.aggregation
     named = (run.loss or run.estimator or Chosen(objective, {})).variant.name
     try:
@@ -134,7 +134,7 @@ def _without_what_paper_says(origins: Mapping[str, str], variant: Variant) -> di
 def _effective(run: Run, variant: Variant) -> Iterator[tuple[str, Any]]:
     """What the host adds to the objective, in the words of the TRL adapter, so that equal objectives hash alike."""
     rule = variant.aggregation
-    if isinstance(rule, Constant) and rule.length is None:
+    if lacks_length(rule):
         yield "max_completion_length", run.get(words.SCALE_FACTOR) or run.get(words.MAX_LENGTH)
     entropy = run.get(f"{words.ACTOR}.entropy_coeff")
     if entropy:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_variants.advantage import advantages_of
+from grpo_variants.aggregation import Aggregation
 from grpo_variants.credit import Process, RewardToGo
 from grpo_variants.inputs import Counts, Rollouts, infinite_entries, without_infinities
 from grpo_variants.masked import discounted_sum_to_go, select
@@ -18,8 +19,8 @@ from grpo_variants.objective import row_weights
 from grpo_variants.variant import Variant
 from grpo_variants.verl_findings import Finding, Fix, Refused
 from grpo_variants.verl_limits import advantage_form
-from grpo_variants.verl_words import STEP_REWARDS
-from grpo_variants_verl.settings import carries_prompt_mean, estimator_choice, node_of
+from grpo_variants.verl_words import STEP_REWARDS, carried_over
+from grpo_variants_verl.settings import estimator_choice, node_of
 from grpo_variants_verl.workers import LOG
 
 
@@ -89,11 +90,12 @@ class Estimator:
         return advantages_of(variant, rollouts)
 
     def spread(self, values: Tensor, mask: Tensor, config: Any, index: Any) -> Tensor:
-        """Advantages on the tokens of the mask [B, T], with the weights of prompt_mean where a rule carries them."""
+        """Advantages on the tokens of the mask [B, T], with the weights that a loss cannot have."""
         variant = self.rule(config)
         spread = select(mask, values if values.dim() == 2 else values.unsqueeze(1))
-        if carries_prompt_mean(variant):
-            spread = spread * _prompt_scale(variant, mask, index).unsqueeze(1)
+        over = carried_over(variant.aggregation)
+        if over is not None:
+            spread = spread * _carried_weights(variant, over, mask, index).unsqueeze(1)
         return spread
 
 
@@ -153,12 +155,14 @@ def step_rewards_needed(name: str) -> Finding:
     )
 
 
-def _prompt_scale(variant: Variant, mask: Tensor, index: Sequence[Any]) -> Tensor:
-    """What turns the weight of token_mean into that of prompt_mean: [B]."""
-    lengths, groups, real = mask.sum(1), list(index), ~padding_rows(index, mask)
+def _carried_weights(variant: Variant, over: Aggregation, mask: Tensor, index: Sequence[Any]) -> Tensor:
+    """What turns the weights of a loss's aggregation into the variant's own: [B]."""
+    groups, real = list(index), ~padding_rows(index, mask)
     prompts = len({uid for uid, one in zip(groups, real.tolist(), strict=True) if one})
-    counts = Counts(tokens=lengths.sum(), sequences=len(groups), prompts=prompts)
-    return row_weights(variant, lengths, counts, groups) * lengths.sum()
+    counts = Counts.of(mask, prompts=prompts, length=1)  # a constant length is the same in both
+    ends = (variant, replace(variant, aggregation=over))
+    own, theirs = (row_weights(end, mask.sum(1), counts, groups) for end in ends)
+    return own / theirs
 
 
 def _returns(variant: Variant, spread: Tensor, token_rewards: Tensor, mask: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from grpo_variants import verl_words as words
-from grpo_variants.aggregation import Constant, TokenMean
+from grpo_variants.aggregation import TokenMean, lacks_length
 from grpo_variants.conventions import numerics
 from grpo_variants.correction import OffPolicyMask
 from grpo_variants.divergence import KL
@@ -276,7 +276,6 @@ def _lacks_dual(variant: Variant) -> bool:
 
 def length_setting(variant: Variant, get: words.Get) -> words.Settings:
     """The constant that aggregation=constant divides by, where neither variant nor verl has set it."""
-    rule = variant.aggregation
-    if isinstance(rule, Constant) and rule.length is None and get(words.SCALE_FACTOR) is None:
+    if lacks_length(variant.aggregation) and get(words.SCALE_FACTOR) is None:
         return {words.SCALE_FACTOR: get(words.MAX_LENGTH)}
     return {}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.aggregation import Constant
+from grpo_variants.aggregation import lacks_length
 from grpo_variants.inputs import Counts, Tokens
 from grpo_variants.masked import masked_sum, select
 from grpo_variants.names import PREFIX
@@ -78,8 +78,7 @@ def step_counts(variant: Variant, mask: Tensor, info: Mapping[str, Any]) -> Coun
             "config.global_batch_info, so the step's counts are unknown."
         )
     length = info.get("loss_scale_factor")
-    rule = variant.aggregation
-    if isinstance(rule, Constant) and rule.length is None and length is None:
+    if lacks_length(variant.aggregation) and length is None:
         raise ValueError(
             f"{PREFIX}{variant.name}: aggregation=constant needs its length: set {SCALE_FACTOR}='${{{MAX_LENGTH}}}'."
         )

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 
 from grpo_variants import verl_words as words
-from grpo_variants.aggregation import Constant, PromptMean, TokenMean
+from grpo_variants.aggregation import Aggregation, Constant, PromptMean, TokenMean
 from grpo_variants.catalogue import find
 from grpo_variants.correction import OffPolicyMask
 from grpo_variants.credit import Process
 from grpo_variants.mismatch import misled_by_truncation
 from grpo_variants.names import PREFIX, is_prefixed
-from grpo_variants.options import choice_name, configure
+from grpo_variants.options import choice_name, configure, spelt
 from grpo_variants.options import get as variant_of
 from grpo_variants.variant import Variant
 from grpo_variants.verl_findings import Finding, Fix, Refused
-from grpo_variants.verl_limits import EXTRA_INPUTS, TOKEN_MEAN, advantage_refusals, homogeneous, loss_refusals
+from grpo_variants.verl_limits import EXTRA_INPUTS, advantage_refusals, homogeneous, loss_refusals
 from grpo_variants_verl.estimator import step_rewards_needed
 from grpo_variants_verl.findings import (
     actor_reports,
@@ -36,7 +36,6 @@ from grpo_variants_verl.settings import (
     NODE,
     Chosen,
     base_name,
-    carries_prompt_mean,
     check_node,
     estimator_choice,
     loss_choice,
@@ -140,8 +139,9 @@ def _refusals(run: Run) -> Iterator[Finding]:
         yield from _estimator_refusals(run, run.estimator.variant)
     if run.loss is not None:
         yield from _loss_refusals(run, run.loss.variant)
-    if run.estimator is not None and _carries(run):
-        yield from _prompt_mean_refusals(run, run.estimator.variant)
+    over = None if run.estimator is None else words.carried_over(run.estimator.variant.aggregation)
+    if run.estimator is not None and over is not None:
+        yield from _carried_refusals(run, run.estimator.variant, over)
 
 
 def _reports(run: Run) -> Iterator[Finding]:
@@ -156,7 +156,7 @@ def _reports(run: Run) -> Iterator[Finding]:
     objective = None if run.loss is None else run.loss.variant
     yield from correction_reports(objective, run.get)
     yield from mode_reports(objective, run.get)
-    yield from batch_reports(_carries(run), objective, run.get)
+    yield from batch_reports(isinstance(_carried(run), PromptMean), objective, run.get)
     if run.get(words.V1) and _own_loop(run):
         yield from _loop_reports(run)
 
@@ -243,31 +243,36 @@ def _by_token(variant: Variant) -> Iterator[Fix]:
         yield Fix({**words.NO_CORRECTION, **words.correction_settings(weighed)}, objective=changes)
 
 
-def _prompt_mean_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
+def _carried_refusals(run: Run, variant: Variant, over: Aggregation) -> Iterator[Finding]:
+    """Where the loss does not aggregate as the weights in the advantages need, or cannot have them there."""
+    plain = words.aggregation_options(over)
     if run.loss is None:
-        by_token, fix = run.get(words.AGGREGATION) == "token-mean", Fix({words.AGGREGATION: "token-mean"})
+        settings = words.aggregation_settings(replace(variant, aggregation=over))
+        fits, fix = run.get(words.AGGREGATION) == settings[words.AGGREGATION], Fix(settings)
     else:
-        by_token, fix = isinstance(run.loss.variant.aggregation, TokenMean), Fix(objective=TOKEN_MEAN)
+        fits, fix = isinstance(run.loss.variant.aggregation, type(over)), Fix(objective=plain)
         if not homogeneous(run.loss.variant):
             text = f"{run.loss.variant.name}: its surrogate does not scale with A, so advantages cannot carry weights."
-            yield Finding(text, _without_prompt_mean(variant))
-    if not by_token:
+            yield Finding(text, _without_weights(variant))
+    if not fits:
+        word = choice_name("aggregation", variant.aggregation)
         yield Finding(
-            f"{variant.name}: its advantages carry the weights of prompt_mean on top of a token mean, which the loss "
-            "does not take.",
+            f"{variant.name}: its advantages carry the weights of {word} on top of {spelt(plain)}, which the loss does "
+            "not have.",
             (fix,),
         )
 
 
-def _without_prompt_mean(variant: Variant) -> tuple[Fix, ...]:
+def _without_weights(variant: Variant) -> tuple[Fix, ...]:
     """The estimator without the weights, where they are an option of the run and not the variant's own."""
-    own = isinstance(variant_of(variant.name).aggregation, PromptMean)
+    own = words.carried_over(variant_of(variant.name).aggregation)
     return () if own else (Fix(advantage={"aggregation": None}),)
 
 
-def _carries(run: Run) -> bool:
-    """Whether the advantages carry the weights of a mean over prompts."""
-    return run.estimator is not None and carries_prompt_mean(run.estimator.variant)
+def _carried(run: Run) -> Aggregation | None:
+    """The aggregation whose weights the advantages carry."""
+    rule = None if run.estimator is None else run.estimator.variant.aggregation
+    return rule if rule is not None and words.carried_over(rule) else None
 
 
 def _own_loop(run: Run) -> bool:
@@ -286,7 +291,7 @@ def _loop_reports(run: Run) -> Iterator[Finding]:
             lead="So that only the last one counts",
         )
     splits = f"{several}, so that verl splits a batch into more updates and fills up the last one with empty rows"
-    if _carries(run):
+    if isinstance(_carried(run), PromptMean):
         yield Finding(f"{splits}: prompt_mean is exact for one update a batch only.")
     elif run.loss is not None and not isinstance(run.loss.variant.aggregation, TokenMean):
         yield Finding(f"{splits}, which {run.loss.variant.name}'s aggregation counts as responses.")

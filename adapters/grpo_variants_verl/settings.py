@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any
 
 from grpo_variants import verl_words as words
-from grpo_variants.aggregation import PromptMean
 from grpo_variants.catalogue import all_names, find, names, registered
 from grpo_variants.checks import did_you_mean, unknown
 from grpo_variants.names import PREFIX
@@ -48,18 +47,17 @@ def base_name(word: str, where: str) -> str:
         raise Refused(Finding(f"{where}={word!r} is unknown.{hint} {all_names()}"))
     if comma:
         end: End = "advantage" if where == words.ESTIMATOR else "objective"
-        own, theirs = _parted(read_options(rest), end)
+        own, theirs = _parted(found.name, read_options(rest), end)
         changes: dict[str, Any] = {end: own, _OTHER[end]: theirs}
         fix = Fix({where: PREFIX + found.name}, **changes, name=found.name)
         raise Refused(Finding(f"{where} takes a name without options; options go beside it.", (fix,)))
     return found.name
 
 
-def _parted(options: Mapping[str, str], end: End) -> tuple[dict[str, str], dict[str, str]]:
+def _parted(name: str, options: Mapping[str, str], end: End) -> tuple[dict[str, str], dict[str, str]]:
     """Options that stay at an end, and those that only the other end takes."""
-    theirs = {
-        k: v for k, v in options.items() if not _owns(end, k, v) and _OTHER[end] in AXES[k.partition(".")[0]].ends
-    }
+    strange = _strange(name, options, end)
+    theirs = {key: options[key] for key in strange if _OTHER[end] in AXES[key.partition(".")[0]].ends}
     return {key: value for key, value in options.items() if key not in theirs}, theirs
 
 
@@ -176,22 +174,27 @@ def _at_end(name: str, end: End) -> Variant:
 def _owned(name: str, options: str, end: End) -> dict[str, str]:
     """Options as a dict; raises Refused for an axis that another end owns, with the lines that fix it."""
     given = read_options(options)
-    strange = {key: value for key, value in given.items() if not _owns(end, key, value)}
+    strange = {key: given[key] for key in _strange(name, given, end)}
     if strange:
         raise Refused(_misplaced(name, strange, end))
     return given
 
 
-def _owns(end: End, key: str, value: str) -> bool:
-    """Whether an option belongs to an end; one of an axis that does not exist is complained of elsewhere."""
-    axis = key.partition(".")[0]
-    carried = end == "advantage" and key == "aggregation" and value == "prompt_mean"
-    return axis not in AXES or end in AXES[axis].ends or carried
+def _strange(name: str, options: Mapping[str, str], end: End) -> list[str]:
+    """Options that do not belong to an end; one of an axis that does not exist is complained of elsewhere.
+
+    Where the advantages carry the weights of an aggregation, its options are theirs.
+    """
+    chosen: Any = AXES["aggregation"].choices.get(options.get("aggregation", ""))
+    rule = registered(name).aggregation if chosen is None else chosen()
+    carried = {"aggregation"} if end == "advantage" and words.carried_over(rule) else set()
+    axes = {key: key.partition(".")[0] for key in options}
+    return [key for key, axis in axes.items() if axis in AXES and axis not in carried and end not in AXES[axis].ends]
 
 
 def _misplaced(name: str, options: Mapping[str, str], end: End) -> Finding:
     """Options at an end that does not own them, and where they belong."""
-    sampling, theirs = _parted(options, end)
+    sampling, theirs = _parted(name, options, end)
     text = f"{_OPTIONS[end]}: {', '.join(theirs)} belongs to the other end." if theirs else f"{_OPTIONS[end]}:"
     if sampling:
         text += f" {', '.join(sampling)} acts while responses are sampled, which verl does."
@@ -224,8 +227,3 @@ def _agree(text: str, field: _Adopted) -> bool:
     if option is None or field.value is None:
         return option is field.value
     return math.isclose(option, field.value)
-
-
-def carries_prompt_mean(variant: Variant) -> bool:
-    """Whether an estimator has to scale its advantages, since the loss cannot weigh by group."""
-    return isinstance(variant.aggregation, PromptMean)

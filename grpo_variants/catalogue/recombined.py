@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import SequenceSum, TokenMean
+from grpo_variants.aggregation import LengthPower, SequenceSum, TokenMean
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO, TOKEN_COUNTS
 from grpo_variants.divergence import K3
@@ -60,6 +60,36 @@ RECOMBINED: tuple[Variant, ...] = (
                 "no counterpart: loss gspo is the token form; with seq-mean-token-sum, from 0.9.1 on, its gradient is "
                 "this one's",
             ),
+        ),
+    ),
+    replace(
+        GRPO,
+        name="delta_l",
+        surrogate=Clip(low=0.2, high=0.3),
+        aggregation=LengthPower(),
+        summary="Delta L normalisation: a response weighs less the longer it is, by a power, so that variance is low.",
+        formula=(
+            r"L = -\frac{1}{L_{\max}}\sum_i\frac{l_i^{-\alpha}}{\sum_j l_j^{-\alpha}}\sum_t\min(\rho_{it} A_i, "
+            r"\operatorname{clip}(\rho_{it}, 1-0.2, 1+0.3) A_i),\quad \alpha = 0.75"
+        ),
+        confirmed=(
+            "The weights: zerolllin/Delta-L-Normalization, verl/trainer/ppo/core_algos.py 232 to 243 (over every "
+            "response of the rollout batch) and 617 to 618 with verl/utils/torch_functional.py 181 to 183 (token sums "
+            "over the longest length); 0.75 and the clip range in train_scripts/math-3b-delta-l-norm-alpha-0.75.sh 61 "
+            "to 66, without a KL."
+        ),
+        references=(papers.HE_DELTA_L,),
+        hosts=(
+            ("trl", "no counterpart: no weight by a power of the length"),
+            ("verl", "no counterpart: no weight by a power of the length"),
+        ),
+        note=(
+            "Of the paper the abstract was read, and the formula in its authors' readme; a later version calls it VL "
+            "norm. The power is 1 in their countdown scripts (aggregation.alpha=1), which has the least variance; 0 is "
+            "the constant length of Dr. GRPO. Their runs split a rollout batch into four updates and compare lengths "
+            "within the whole batch, as verl does here; the formula and TRL compare within the update. verl's dual "
+            "clip acts in their runs (surrogate.dual=3), and in those on DAPO's recipe groups are drawn again "
+            "(filter=zero_variance)."
         ),
     ),
     replace(

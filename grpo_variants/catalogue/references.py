@@ -34,6 +34,7 @@ LIU_LUSPO = Reference(
     2026,
     "2602.05261",
 )
+HE_DELTA_L = Reference("Delta L Normalization: Rethink Loss Aggregation in RLVR", 2025, "2509.07558")
 WANG_FORKING = Reference(
     "Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning for LLM Reasoning",
     2025,

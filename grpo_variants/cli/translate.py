@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from grpo_variants import verl_words as words
-from grpo_variants.aggregation import Constant, PromptMean, TokenMean
+from grpo_variants.aggregation import Aggregation, lacks_length
 from grpo_variants.baseline import Greedy
 from grpo_variants.checks import check_choice
 from grpo_variants.credit import Outcome, Process
 from grpo_variants.names import PREFIX
-from grpo_variants.options import get
+from grpo_variants.options import get, spelt
 from grpo_variants.scale import NoScale
 from grpo_variants.trl_limits import trl_refusals
 from grpo_variants.variant import Variant
@@ -55,7 +55,7 @@ def trl_lines(variant: Variant) -> Iterator[str]:
     if isinstance(variant.baseline, Greedy):
         yield "# draws one more response a prompt, greedily"
     yield f'loss_type: "{PREFIX}{variant}"'
-    if isinstance(variant.aggregation, Constant) and variant.aggregation.length is None:
+    if lacks_length(variant.aggregation):
         yield "# the constant of the aggregation is max_completion_length"
 
 
@@ -64,15 +64,16 @@ def run_settings(variant: Variant) -> words.Settings:
 
     Raises ValueError where verl cannot, with the reason and the next best thing.
     """
-    pair = isinstance(variant.aggregation, PromptMean)
-    objective = replace(variant, aggregation=TokenMean()) if pair else variant
+    over = words.carried_over(variant.aggregation)
+    pair = over is not None
+    objective = variant if over is None else replace(variant, aggregation=over)
     found = [] if _is_remax(variant) else list(advantage_refusals(variant))
     found += loss_refusals(variant if pair and not homogeneous(variant) else objective)
     refusals = [*(finding.in_a_spec() for finding in found), *rollout_refusals(variant)]
     if refusals:
         raise ValueError(" ".join(refusals))
     return {
-        **_end_settings(variant, pair),
+        **_end_settings(variant, over),
         **words.aggregation_settings(variant),
         **words.kl_in_loss_settings(variant.kl),
         **words.kl_in_reward_settings(variant.kl),
@@ -83,15 +84,15 @@ def run_settings(variant: Variant) -> words.Settings:
     }
 
 
-def _end_settings(variant: Variant, pair: bool) -> words.Settings:
-    """Names and options of the estimator and of the policy loss."""
+def _end_settings(variant: Variant, over: Aggregation | None) -> words.Settings:
+    """Names and options of the estimator and of the policy loss, which aggregates `over` what the advantages carry."""
     word = PREFIX + variant.name
     advantage = words.options_of(variant, words.axes_of("advantage"))
     objective = words.options_of(variant, words.axes_of("objective"))
-    if pair:
-        advantage = ",".join(filter(None, (advantage, "aggregation=prompt_mean")))
+    if over is not None:
+        advantage = ",".join(filter(None, (advantage, spelt(words.aggregation_options(variant.aggregation)))))
         kept = [piece for piece in objective.split(",") if piece and not piece.startswith("aggregation")]
-        objective = ",".join([*kept, "aggregation=token_mean"])
+        objective = ",".join([*kept, spelt(words.aggregation_options(over))])
     settings: words.Settings = {words.ESTIMATOR: word}
     if _is_remax(variant):
         settings = {words.ESTIMATOR: "remax", words.V1: False}

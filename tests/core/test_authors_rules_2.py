@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import grpo_variants as gv
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
-ROWS, WIDTH = 12, 9
+ROWS, WIDTH, LONGEST = 12, 9, 20
 
 
 def step(seed=0, spread=0.6):
@@ -89,11 +89,30 @@ def aspo(width):
     return rule
 
 
+def delta_l(alpha):
+    """Advantages are rescaled over the whole batch; then every token is divided by rows times the longest length."""
+
+    def rule(x):
+        rows = list(responses(x))
+        lengths = [len(row["logp"]) for row in rows]
+        rare = [(length / (sum(lengths) / ROWS)) ** -alpha for length in lengths]
+        total = 0.0
+        for row, share in zip(rows, rare, strict=True):
+            a, ratio = row["a"] * share / (sum(rare) / ROWS), row["ratio"]
+            loss = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.3))
+            total = total + (torch.minimum(loss, torch.full_like(loss, -3 * a)) if a < 0 else loss).sum()
+        return total / (ROWS * LONGEST)
+
+    return rule
+
+
 RULES = {
     "archer": mean_over_responses(archer),
     "aspo": mean_over_responses(aspo(0.4)),
     # The paper's single range.
     "aspo,surrogate.fraction=none": mean_over_responses(aspo(0.2)),
+    "delta_l,surrogate.dual=3": delta_l(0.75),
+    "delta_l,surrogate.dual=3,aggregation.alpha=1": delta_l(1),
 }
 
 
@@ -107,7 +126,8 @@ def test_loss_and_gradient_are_those_of_the_authors_rule(spec, seed):
     x = step(seed)
     expected = RULES[spec](x)
     (slope,) = torch.autograd.grad(expected, x["logp"])
-    found = gv.policy_loss(spec, tokens(x)).loss
+    counts = gv.Counts.of(x["mask"], length=LONGEST) if "delta_l" in spec else None
+    found = gv.policy_loss(spec, tokens(x), counts).loss
     (gradient,) = torch.autograd.grad(found, x["logp"])
     assert slope.abs().max() > 1e-3
     assert_close(found, expected, **EXACT)
@@ -162,6 +182,49 @@ def test_the_first_release_had_one_range_no_kl_and_a_token_mean():
     tokens_of = sum(len(row["logp"]) for row in responses(x))
     sums = sum((aspo(0.2)(row) - 0.001 * k3(row).mean()) * len(row["logp"]) for row in responses(x))
     assert_close(before.loss, sums / tokens_of, **EXACT)
+
+
+# Delta L
+
+
+@pytest.mark.parametrize(
+    ("alpha", "shares"),
+    [
+        (1, [0.571428571, 0.285714286, 0.142857143]),
+        (0.75, [0.513305666, 0.305213375, 0.181480959]),
+        (0, [1 / 3, 1 / 3, 1 / 3]),
+    ],
+)
+def test_the_weights_of_lengths_1_2_and_4(alpha, shares):
+    lengths = torch.tensor([1, 2, 4, 0])
+    counts = gv.Counts(tokens=7, sequences=4, length=10, lengths=lengths)
+    found = gv.row_weights(f"delta_l,aggregation.alpha={alpha}", lengths, counts)
+    assert_close(found * 10, torch.tensor([*shares, 0.0]), rtol=1e-6, atol=1e-7)
+
+
+def test_alpha_0_is_the_constant_length_of_the_responses_with_a_token():
+    x = step()
+    x["mask"][2] = False
+    counts = gv.Counts.of(x["mask"], length=LONGEST)
+    found = gv.policy_loss("delta_l,aggregation.alpha=0", tokens(x), counts).loss
+    constant = "delta_l,aggregation=constant,aggregation.empty_rows=exclude"
+    assert_close(found, gv.policy_loss(constant, tokens(x), counts).loss, **EXACT)
+
+
+def test_micro_batches_with_the_lengths_of_the_step_add_up_to_it():
+    x = step()
+    counts = gv.Counts.of(x["mask"], length=LONGEST)
+    whole = gv.policy_loss("delta_l", tokens(x), counts).loss
+    parts = [tokens({name: value[rows] for name, value in x.items()}) for rows in (slice(0, 5), slice(5, 12))]
+    assert_close(sum(gv.policy_loss("delta_l", part, counts).loss for part in parts), whole, **EXACT)
+    alone = sum(gv.policy_loss("delta_l", part, gv.Counts.of(part.mask, length=LONGEST)).loss for part in parts)
+    assert (alone - whole).abs() > 1e-3
+
+
+def test_the_lengths_of_the_step_are_asked_for():
+    counts = gv.Counts(tokens=7, sequences=3, length=10)
+    with pytest.raises(ValueError, match=r"needs counts.lengths, the length of every response of the step; gv.Counts"):
+        gv.row_weights("delta_l", torch.tensor([1, 2, 4]), counts)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from cases import LENGTH, TOKEN_INPUTS, compute_advantages, counts_for, loss_and
 from torch.testing import assert_close
 
 import grpo_variants as gv
-from grpo_variants.aggregation import Constant
+from grpo_variants.aggregation import Constant, LengthPower
 from grpo_variants.surrogate import Clip
 
 NAN = float("nan")
@@ -122,7 +122,9 @@ def test_a_batch_of_one_response_with_one_token(name):
         case, advantages=np.array([2.0]), old_logp=None, ref_logp=case.logp, rollout_logp=case.logp, groups=["g"]
     )
     _, gradient, _ = loss_and_gradient(variant, on_policy)
-    assert gradient.item() == pytest.approx(-2 / LENGTH if isinstance(variant.aggregation, Constant) else -2)
+    assert gradient.item() == pytest.approx(
+        -2 / LENGTH if isinstance(variant.aggregation, (Constant, LengthPower)) else -2
+    )
 
 
 # Groups of one, uneven and interleaved groups

@@ -104,6 +104,7 @@ PAIRS = {
     "correction.threshold": (0.05, 0.5),
     "aggregation.empty_rows": ("count", "exclude"),
     "aggregation.length": (None, 12.0),
+    "aggregation.alpha": (0.5, 1.0),
     "tokens.fraction": (0.2, 0.5),
     "tokens.denominator": ("all", "kept"),
     **cases_objectives.PAIRS,
@@ -138,7 +139,9 @@ def observed(spec):
     advantages = [gv.advantages(variant, step.rollouts(), **memory) for step in (random_case(4, rows=24), case)][-1]
     x = case.tokens(advantages=advantages)
     mask = torch.as_tensor(case.mask)
-    counts = gv.Counts.of(mask, case.groups, length=LENGTH) if "constant" in spec else None
+    counts = (
+        gv.Counts.of(mask, case.groups, length=LENGTH) if variant.aggregation.of_step or "constant" in spec else None
+    )
     out = gv.policy_loss(variant, x, counts)
     out.loss.backward()
     wide = advantages if advantages.dim() == 2 else advantages.unsqueeze(1) * mask

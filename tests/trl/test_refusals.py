@@ -128,6 +128,11 @@ REFUSALS = {
         {**UNEVEN, "use_adaptive_entropy": True},
         f"{SPANS_BONUS}, or approximate_windows=True to count by TRL's rule.",
     ),
+    "lengths of two generations, approximate or not": (
+        "gv_delta_l",
+        {**UNEVEN, "approximate_windows": True},
+        f"{SPANS}.",
+    ),
     "a filter over two generations": ("gv_dr_grpo,filter=zero_variance", UNEVEN, SPANS),
     "empty rows left out over two generations": ("gv_grpo,aggregation.empty_rows=exclude", UNEVEN, SPANS),
     "the settings on both sides": (
@@ -220,6 +225,7 @@ def test_which_schedules_span_generations(accumulation, steps, iterations, spans
         ("dapo", True),
         ("dapo,filter=none", True),
         ("dapo,aggregation=prompt_mean,filter=none", True),
+        ("delta_l", True),
         ("grpo,filter=zero_variance", True),
         ("grpo,aggregation.empty_rows=exclude", True),
     ],

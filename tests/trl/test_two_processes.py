@@ -14,6 +14,7 @@ SPECS = [
     "forking_tokens,filter=none,overlong=keep",
     "clip_cov,surrogate.fraction=0.2,surrogate.cov_low=-10",
     "kl_cov,surrogate.fraction=0.2",
+    "delta_l",
 ]
 
 

@@ -46,7 +46,9 @@ def assert_equal_to_one_batch(variant, micro):
 
 
 @pytest.mark.parametrize("schedule", WHOLE)
-@pytest.mark.parametrize("spec", ["dapo,filter=none", "grpo", "dr_grpo", "dapo,aggregation=prompt_mean,overlong=keep"])
+@pytest.mark.parametrize(
+    "spec", ["dapo,filter=none", "grpo", "dr_grpo", "dapo,aggregation=prompt_mean,overlong=keep", "delta_l"]
+)
 def test_micro_batches_add_up_to_the_step(tmp_path, spec, schedule):
     accumulation, steps, iterations = schedule
     trainer = make(

@@ -18,7 +18,14 @@ from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
 
 import grpo_variants as gv
-from grpo_variants.verl_words import ACTOR, aggregation_settings, kl_in_loss_settings
+from grpo_variants.options import spelt
+from grpo_variants.verl_words import (
+    ACTOR,
+    aggregation_options,
+    aggregation_settings,
+    carried_over,
+    kl_in_loss_settings,
+)
 
 PROMPT = 2  # tokens before each response; what they are does not matter
 MICRO = 5  # responses a micro-batch: 5, 5 and 2
@@ -54,7 +61,9 @@ def actor_config(name):
     fields = {key.removeprefix(f"{ACTOR}."): value for key, value in settings.items()}
     if "loss_scale_factor" in fields:
         fields["loss_scale_factor"] = recorded.MAX_LENGTH
-    loss = VariantPolicyLossConfig(loss_mode=f"gv_{name}")
+    over = carried_over(variant.aggregation)
+    options = "" if over is None else spelt(aggregation_options(over))
+    loss = VariantPolicyLossConfig(loss_mode=f"gv_{name}", options=options)
     return FSDPActorConfig(rollout_n=4, ppo_micro_batch_size_per_gpu=MICRO, policy_loss=loss, **fields)
 
 
@@ -107,6 +116,14 @@ def test_verls_path_equals_the_core(parity, name):
     found, wanted = through_verl(name), recorded.core(name)
     parity.equal(name, None, rtol=recorded.TOLERANCE, atol=recorded.TOLERANCE, **recorded.pairs(found, wanted))
     assert abs(wanted["loss"]) > 1e-4
+    assert np.abs(wanted["gradient"]).max() > 1e-3
+
+
+def test_weights_in_the_advantages_give_the_core_s_loss(parity):
+    found, wanted = through_verl("delta_l"), recorded.core("delta_l")
+    pairs = recorded.pairs(found, wanted)
+    pairs.pop("advantages")
+    parity.equal("delta_l", None, rtol=recorded.TOLERANCE, atol=recorded.TOLERANCE, **pairs)
     assert np.abs(wanted["gradient"]).max() > 1e-3
 
 

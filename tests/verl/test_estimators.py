@@ -15,6 +15,7 @@ from verl.trainer.ppo import core_algos
 
 import grpo_variants as gv
 from grpo_variants.verl_limits import advantage_refusals
+from grpo_variants.verl_words import carried_over
 
 HOLES = torch.tensor(
     [
@@ -221,6 +222,16 @@ def test_prompt_mean_moves_the_weights_into_the_advantages():
     assert plain.abs().max() > 0.7
 
 
+def test_delta_l_moves_its_weights_into_the_advantages():
+    """Lengths 3, 1, 1, 1 to the power of -1: 1/3, 1, 1, 1 with mean 5/6, so factors 0.4 and 1.2."""
+    mask, uids = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 0, 0]]), np.array(list("aabb"), dtype=object)
+    rewards = at_last_action(torch.tensor([1.0, 0.0, 0.0, 1.0]), mask)
+    plain = estimate("gv_grpo", rewards, mask, uids)[0]
+    options = {"options": "aggregation.alpha=1"}
+    carried = estimate("gv_delta_l", rewards, mask, uids, config=algorithm(grpo_variants=options))
+    assert_close(carried[0], plain * torch.tensor([[0.4], [1.2], [1.2], [1.2]]))
+
+
 def test_kl_in_the_reward_is_taken_off_once_by_the_host():
     """The host has reduced the rewards already; the estimator's own penalty must not be applied again."""
     rewards = at_last_action(OUTCOMES, HOLES)
@@ -232,7 +243,9 @@ def test_kl_in_the_reward_is_taken_off_once_by_the_host():
 PLAIN = [
     name
     for name in gv.names()
-    if name != "grpo_process" and not gv.get(name).aggregation.of_group and not list(advantage_refusals(gv.get(name)))
+    if name != "grpo_process"
+    and not carried_over(gv.get(name).aggregation)
+    and not list(advantage_refusals(gv.get(name)))
 ]
 
 

@@ -197,27 +197,27 @@ REFUSED = {
             f"{LOSS}=gv_dapo",
             *loss_options("aggregation=prompt_mean"),
         ],
-        "the advantages can carry it over a token mean. Use the pair.",
+        "the advantages can carry it over aggregation=token_mean. Use the pair.",
         [f"{later('singleton=zero,aggregation=prompt_mean')} {loss_later('aggregation=token_mean')}"],
     ),
     "prompt_mean at the loss alone, with an estimator of verl's": (
         [f"{LOSS}=gv_dapo", *loss_options("aggregation=prompt_mean")],
-        "the advantages can carry it over a token mean. Use the pair.",
+        "the advantages can carry it over aggregation=token_mean. Use the pair.",
         [f"{ESTIMATOR}=gv_dapo {later('aggregation=prompt_mean')} {loss_later('aggregation=token_mean')}"],
     ),
     "prompt_mean under a surrogate that does not scale": (
         [f"{LOSS}=gv_kimi_k15", *loss_options("aggregation=prompt_mean")],
-        "and its surrogate does not scale with A, so advantages cannot carry it. Take the token mean.",
+        "and its surrogate does not scale with A, so advantages cannot carry it.",
         [loss_later("aggregation=token_mean")],
     ),
     "prompt_mean at the estimator alone": (
         [f"{ESTIMATOR}=gv_grpo", options("aggregation=prompt_mean"), f"{LOSS}=gv_grpo"],
-        "on top of a token mean, which the loss does not take.",
+        "on top of aggregation=token_mean, which the loss does not have.",
         [loss_later("aggregation=token_mean", class_too=True)],
     ),
     "prompt_mean at the estimator over a loss of verl's": (
         [f"{ESTIMATOR}=gv_grpo", options("aggregation=prompt_mean"), f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"],
-        "on top of a token mean, which the loss does not take.",
+        "on top of aggregation=token_mean, which the loss does not have.",
         [f"{ACTOR}.loss_agg_mode=token-mean"],
     ),
     "prompt_mean at the estimator over a surrogate that does not scale": (
@@ -229,6 +229,18 @@ REFUSED = {
         ],
         "kimi_k15: its surrogate does not scale with A, so advantages cannot carry weights.",
         [later("scale=none")],
+    ),
+    "length_power at the loss alone": (
+        [f"{ESTIMATOR}=gv_grpo", f"{LOSS}=gv_delta_l", *loss_options("aggregation.alpha=1")],
+        "aggregation=length_power weighs a response by the lengths of all responses, which a policy loss of verl does",
+        [
+            f"{later('aggregation=length_power,aggregation.alpha=1.0')} {loss_later('aggregation=constant')}",
+        ],
+    ),
+    "length_power at the estimator over a loss of verl's": (
+        [f"{ESTIMATOR}=gv_delta_l"],
+        "carry the weights of length_power on top of aggregation=constant, which the loss does not have.",
+        [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm '{ACTOR}.loss_scale_factor=${{data.max_response_length}}'"],
     ),
     "another aggregation at the estimator": (
         [f"{ESTIMATOR}=gv_grpo", options("aggregation=token_mean")],

@@ -57,8 +57,8 @@ def test_both_ends_have_the_variants_parts(pair):
         assert getattr(run.estimator.variant, axis) == getattr(variant, axis)
     for axis in ("ratio", "surrogate", "kl", "correction", "tokens"):
         assert getattr(run.loss.variant, axis) == getattr(variant, axis)
-    # A mean over prompts is carried by the advantages, over a loss with the token mean.
-    carried = run.estimator if variant.aggregation.of_group else run.loss
+    # Weights that a loss cannot have are carried by the advantages.
+    carried = run.estimator if words.carried_over(variant.aggregation) else run.loss
     assert carried.variant.aggregation == variant.aggregation
 
 
@@ -99,6 +99,14 @@ def test_prompt_mean_is_a_pair():
     run = read_run(from_command_line(*words.overrides(run_settings(variant))))
     assert run.estimator.variant.aggregation == variant.aggregation
     assert run.loss.variant.aggregation == gv.get("dapo").aggregation
+    assert list(refusals(run)) == []
+
+
+def test_delta_l_is_a_pair():
+    variant = gv.get("delta_l,aggregation.alpha=1,aggregation.length=512")
+    run = read_run(from_command_line(*words.overrides(run_settings(variant))))
+    assert run.estimator.variant.aggregation == variant.aggregation
+    assert run.loss.variant.aggregation == gv.get("dr_grpo,aggregation.length=512").aggregation
     assert list(refusals(run)) == []
 
 
