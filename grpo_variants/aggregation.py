@@ -7,15 +7,16 @@ are made of counts of the whole optimizer step: no split into micro-batches or o
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from grpo_variants.added import added
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.groups import Groups
-from grpo_variants.inputs import Counts, Number, at_least_one
+from grpo_variants.inputs import Counts, Number, Tokens, at_least_one
 
 
 class Aggregation(Protocol):
@@ -43,11 +44,20 @@ class Aggregation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMean:
-    r"""\(w_i = 1/\sum_j l_j\) over the whole step (DAPO as its authors ran it, arXiv 2503.14476)."""
+    r"""\(w_i = 1/\sum_j l_j\) over the whole step (DAPO as its authors ran it, arXiv 2503.14476).
 
+    rows: `all` responses, or those with a `signal`: a response whose advantage is 0 at every token then leaves the loss
+        mask, with its KL term (`Counts` that are given have to leave it out as well).
+    """
+
+    rows: Literal["all", "signal"] = added("all")
     of_group: ClassVar[bool] = False
     of_length: ClassVar[bool] = False
     of_step: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_choice("aggregation.rows", self.rows, ("all", "signal"))
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
@@ -180,6 +190,24 @@ def _constant(choice: str, length: Number | None, counts: Counts) -> Number:
             "completion length."
         )
     return length
+
+
+def drops_rows(rule: Aggregation) -> bool:
+    """Whether responses without an advantage leave the loss."""
+    return getattr(rule, "rows", "all") == "signal"
+
+
+def with_signal(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Which responses have an advantage other than 0, [B] or [B, T], at some token of the mask [B, T]: [B] bool."""
+    wide = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
+    return ((wide != 0) & mask.bool()).any(1)
+
+
+def trained(rule: Aggregation, x: Tokens) -> Tokens:
+    """The batch with the responses that a rule leaves out taken from its mask."""
+    if not drops_rows(rule):
+        return x
+    return replace(x, mask=x.mask.bool() & with_signal(x.advantages, x.mask).unsqueeze(1))
 
 
 def weights_of_rows(

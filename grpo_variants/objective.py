@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from grpo_variants.aggregation import weights_of_rows
+from grpo_variants.aggregation import trained, weights_of_rows
 from grpo_variants.correction import combined
 from grpo_variants.fast.loss import fast_loss
 from grpo_variants.groups import Groups, count_ids
@@ -33,7 +33,8 @@ def policy_loss(
     with weights w of the aggregation, loss mask m, kept tokens k, correction c, log ratio d and
     g = `counts.grad_average`.
 
-    x: `Tokens` of B responses. counts: `Counts` of the whole optimizer step; without them x is the whole step.
+    x: `Tokens` of B responses. counts: `Counts` of the whole optimizer step; without them x is the whole step. Under
+    `aggregation.rows=signal` they are those of the responses whose advantage is not 0.
     generator: for parts that draw at random, unless `Tokens.draws` holds the numbers; refused where nothing does.
     With the step's counts, the losses of any split into micro-batches add up to the loss of the whole.
 
@@ -47,13 +48,18 @@ def policy_loss(
     check_counts(counts)
     if generator is not None and not variant.surrogate.draws:
         raise ValueError(f"generator= has no effect: {variant.name} draws nothing at random. Leave it out.")
-    return fast_loss(variant, x, counts) or plain_loss(variant, x, counts, generator)
+    return _computed(variant, x, counts, generator)
 
 
 def loss_of(variant: Variant, x: Tokens, counts: Counts | None) -> Loss:
     """`policy_loss` of tensors that a trainer has computed itself: their numbers are not looked at."""
     check_tokens(x)
-    return fast_loss(variant, x, counts) or plain_loss(variant, x, counts, None)
+    return _computed(variant, x, counts)
+
+
+def _computed(variant: Variant, x: Tokens, counts: Counts | None, generator: torch.Generator | None = None) -> Loss:
+    x = trained(variant.aggregation, x)
+    return fast_loss(variant, x, counts) or plain_loss(variant, x, counts, generator)
 
 
 def row_weights(

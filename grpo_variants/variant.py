@@ -298,7 +298,7 @@ class Variant:
         check_tokens(step)
         check_values(step)
         with torch.no_grad():
-            x = read_tokens(step)
+            x = read_tokens(aggregation.trained(self.aggregation, step))
             return {**self.surrogate.thresholds(self.ratio(x), x), **self.tokens.thresholds(x)}
 
     @property

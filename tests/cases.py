@@ -241,6 +241,7 @@ FIELD_VALUES = {
     "correction.low": (None, 0.8),
     "correction.high": (1.2, 2.0),
     "correction.threshold": (0.05, 0.3),
+    "aggregation.rows": ("all", "signal"),
     "aggregation.empty_rows": ("count", "exclude"),
     "aggregation.length": (None, 12.0),
     "aggregation.alpha": (0.0, 0.75, 1.0),
@@ -440,6 +441,8 @@ SPECS = (
     "dr_grpo,aggregation.length=12.5",
     "delta_l,aggregation.alpha=1,aggregation.length=12.5",
     "grpo,aggregation=length_power,tokens=top_entropy",
+    "dapo,aggregation.rows=signal,kl=k3,kl.beta=0.5",
+    f"dapo,{RETURNS},aggregation.rows=signal,baseline=none",
     # token filter
     "grpo,tokens=top_entropy",
     *(

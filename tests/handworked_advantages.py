@@ -14,6 +14,14 @@ from handworked_case import PAIR, PAIR_KL, Case, _, logs, numbers
 OFF_POLICY: dict[str, Any] = {"policy": PAIR["policy"], "old": PAIR["old"], "given": [1.5, -0.5]}
 # Token mean: L = -2.8/5. Gradient: 0, -1.65/5, -0.75/5 | 0, 1/5.
 CLIP_TOKEN_MEAN: dict[str, Any] = {**OFF_POLICY, "loss": -0.56, "gradient": [[0, -0.33, -0.15], [0, _, 0.2]]}
+# The same with a response between the two that has no advantage and leaves the count.
+KEPT_TOKEN_MEAN: dict[str, Any] = {
+    "policy": [PAIR["policy"][0], [0.3, 0.6, _], PAIR["policy"][1]],
+    "old": [PAIR["old"][0], [0.6, 0.3, _], PAIR["old"][1]],
+    "given": [1.5, 0, -0.5],
+    "loss": -0.56,
+    "gradient": [[0, -0.33, -0.15], [0, 0, _], [0, _, 0.2]],
+}
 # Sequence mean: L = (-4.2/3 + 1.4/2)/2. Gradient: 0, -1.65/6, -0.75/6 | 0, 1/4.
 CLIP_SEQUENCE_MEAN: dict[str, Any] = {**OFF_POLICY, "loss": -0.35, "gradient": [[0, -0.275, -0.125], [0, _, 0.25]]}
 # No ratio: old is not read. With ln 0.022 = -3.816712825624 and ln 0.06 = -2.813410716760
@@ -155,12 +163,12 @@ CASES: dict[str, Case] = {
     "psr": Case(
         rollouts={"rewards": [1, 0, -1, 0.5], "groups": ["a", "a", "b", "b"]},
         advantages=[1, 0, 0, 1],
-        **CLIP_TOKEN_MEAN,
+        **KEPT_TOKEN_MEAN,
     ),
     "nsr": Case(
         rollouts={"rewards": [1, 0, -1, 0.5], "groups": ["a", "a", "b", "b"]},
         advantages=[0, -1, -1, 0],
-        **CLIP_TOKEN_MEAN,
+        **KEPT_TOKEN_MEAN,
     ),
     "raft_pp": Case(
         rollouts={"rewards": [1, 0, -1, 1], "groups": ["a", "a", "b", "b"]},

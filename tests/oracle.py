@@ -665,8 +665,20 @@ def row_gradient(values, x, i, step):
     return gradient
 
 
+def trained(values, x):
+    """The batch without responses that have no advantage, where they are dropped."""
+    if values.get("aggregation.rows", "all") == "all":
+        return x
+    kept = []
+    for a, row in zip(x["advantages"], x["mask"], strict=True):
+        own = [number for number, m in zip(a if isinstance(a, list) else [a] * len(row), row, strict=True) if m]
+        kept.append([m and any(number != 0 for number in own) for m in row])
+    return {**x, "mask": kept}
+
+
 def loss_and_gradient(values, x, counts=None):
     """Loss of a batch, its gradient, metrics and extrema; `counts` of the step, or the batch is the step."""
+    x = trained(values, x)
     here = count(x, valid_cells(x))
     step = step_of(values, x, counts or here)
     cells = step.kept if values.get("tokens.denominator") == "kept" else set(valid_cells(x))

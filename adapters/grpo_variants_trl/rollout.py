@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grpo_variants import Memory, Rollouts, Variant, soft_overlong_penalty
 from grpo_variants.advantage import advantages_of
+from grpo_variants.aggregation import drops_rows, with_signal
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
 from grpo_variants.token_credit import EntropyResponses, EntropyTokens
@@ -138,9 +139,20 @@ def filter_groups(trainer: Any, batch: Sampled, seen: Gathered) -> Tensor | None
     if not isinstance(trainer.variant.filter, ZeroVariance):
         return None
     kept = signal_of(trainer, batch, seen.group_size).kept
-    batch.out[KEEP] = seen.own(kept)
-    batch.out["num_items_in_batch"] = trainer.accelerator.gather(loss_mask(batch.out).sum()).sum()
+    _keep(trainer, batch.out, seen.own(kept))
     return kept
+
+
+def drop_responses(trainer: Any, out: dict[str, Any]) -> None:
+    """Mark responses without an advantage as dropped, where the variant's aggregation leaves them out."""
+    if drops_rows(trainer.variant.aggregation):
+        _keep(trainer, out, with_signal(out["advantages"], loss_mask(out)))
+
+
+def _keep(trainer: Any, out: dict[str, Any], rows: Tensor) -> None:
+    """Keep some of this rank's responses [B] in the loss, and count what is left on every rank."""
+    out[KEEP] = rows
+    out["num_items_in_batch"] = trainer.accelerator.gather(loss_mask(out).sum()).sum()
 
 
 def mark_groups(out: dict[str, Any], seen: Gathered) -> None:

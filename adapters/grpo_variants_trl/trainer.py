@@ -44,6 +44,7 @@ from grpo_variants_trl.rewards import RewardBorder
 from grpo_variants_trl.rollout import (
     READS_ENTROPY,
     Gathered,
+    drop_responses,
     filter_groups,
     mark_groups,
     prompt_keys,
@@ -198,6 +199,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         out["advantages"] = seen.own(value)
         mark_groups(out, seen)
         kept = filter_groups(self, sampled.batch, seen)
+        drop_responses(self, out)
         self._measured.rollout(seen, value, greedy)
         self._measured.sampling(sampled, kept, group_size)
         return out

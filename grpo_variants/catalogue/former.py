@@ -11,6 +11,8 @@ FORMER: Mapping[str, str] = {
     "reinforce_pp": "scale.ddof=1,scale.eps_in=var,kl.bound=20,kl.value_bound=none",
     "reinforce_pp_baseline": "scale.ddof=1,scale.eps_in=var,kl.beta=1e-3,kl.bound=20,kl.value_bound=none",
     "mc_grpo": "baseline.even=mean,scale.even=mean,kl=none",
+    "psr": "aggregation.rows=all",
+    "nsr": "aggregation.rows=all",
     "grpo_s": "credit.over=side",
     "seq_mis": (
         "scale=group_std,aggregation=token_mean,surrogate.high=0.28,filter=zero_variance,overlong=mask,correction.high=3"

@@ -14,6 +14,11 @@ from grpo_variants.surrogate import Clip
 from grpo_variants.transform import PassAtK, Verdict
 from grpo_variants.variant import Variant
 
+# The clip over the responses that a verdict leaves.
+KEPT = (
+    r"K = \{i : A_i \ne 0\},\quad "
+    rf"L = -\frac{{1}}{{\sum_{{i\in K}} l_i}}\sum_{{i\in K,\,t}} {CLIP}"
+)
 _VERDICTS = (
     ("trl", "no counterpart: GRPOTrainer always subtracts the group mean"),
     ("verl", "no counterpart: every estimator subtracts a baseline or whitens"),
@@ -71,6 +76,10 @@ SELECTIVE: tuple[Variant, ...] = (
         aggregation=TokenMean(),
         summary="Wrong responses count -1, right ones only 0.1: mostly negative reinforcement, which keeps diversity.",
         formula=rf"A_i = 0.1 \text{{ if right, else }} -1,\quad {CLIPPED}",
+        note=(
+            "The authors' rewards are 0 and 1. Their runs have an entropy bonus of 0.001, which is the trainer's to "
+            "give: entropy_coef=0.001 in TRL, actor.entropy_coeff=0.001 in verl."
+        ),
         confirmed=(
             "TianHongZXY/RLVR-Decomposed, verl/trainer/ppo/core_algos.py 111 to 154, with a weight of 0.1 (README.md)."
         ),
@@ -82,10 +91,19 @@ SELECTIVE: tuple[Variant, ...] = (
         transform=Verdict(right=1.0, wrong=0.0),
         ratio=TokenRatio(),
         surrogate=Clip(),
-        aggregation=TokenMean(),
+        aggregation=TokenMean(rows="signal"),
         summary="Positive sample reinforcement: only right responses are learnt from.",
-        formula=rf"A_i = 1 \text{{ if right, else }} 0,\quad {CLIPPED}",
-        confirmed="TianHongZXY/RLVR-Decomposed, verl/trainer/ppo/core_algos.py 111 to 154.",
+        formula=rf"A_i = 1 \text{{ if right, else }} 0,\quad {KEPT}",
+        note=(
+            "The authors drop the other responses before the loss, so that the mean is over the tokens of those that "
+            "are left; aggregation.rows=all keeps them in the count, where the step of a batch with few of the kept "
+            "kind is small. Their rewards are 0 and 1. Their runs have an entropy bonus of 0.001, which is the "
+            "trainer's to give: entropy_coef=0.001 in TRL, actor.entropy_coeff=0.001 in verl."
+        ),
+        confirmed=(
+            "TianHongZXY/RLVR-Decomposed, verl/trainer/ppo/core_algos.py 111 to 154 (advantages) and 319 to 364 (clip, "
+            "mean), verl/trainer/ppo/ray_trainer.py 1192 to 1200 (the responses that are dropped)."
+        ),
         references=(ZHU,),
         hosts=_VERDICTS,
     ),
@@ -94,10 +112,19 @@ SELECTIVE: tuple[Variant, ...] = (
         transform=Verdict(right=0.0, wrong=-1.0),
         ratio=TokenRatio(),
         surrogate=Clip(),
-        aggregation=TokenMean(),
+        aggregation=TokenMean(rows="signal"),
         summary="Negative sample reinforcement: only wrong responses are learnt from, by making them less likely.",
-        formula=rf"A_i = 0 \text{{ if right, else }} -1,\quad {CLIPPED}",
-        confirmed="TianHongZXY/RLVR-Decomposed, verl/trainer/ppo/core_algos.py 111 to 154.",
+        formula=rf"A_i = 0 \text{{ if right, else }} -1,\quad {KEPT}",
+        note=(
+            "The authors drop the other responses before the loss, so that the mean is over the tokens of those that "
+            "are left; aggregation.rows=all keeps them in the count, where the step of a batch with few of the kept "
+            "kind is small. Their rewards are 0 and 1. Their runs have an entropy bonus of 0.001, which is the "
+            "trainer's to give: entropy_coef=0.001 in TRL, actor.entropy_coeff=0.001 in verl."
+        ),
+        confirmed=(
+            "TianHongZXY/RLVR-Decomposed, verl/trainer/ppo/core_algos.py 111 to 154 (advantages) and 319 to 364 (clip, "
+            "mean), verl/trainer/ppo/ray_trainer.py 1192 to 1200 (the responses that are dropped)."
+        ),
         references=(ZHU,),
         hosts=_VERDICTS,
     ),

@@ -14,6 +14,7 @@ from authors import CLOSE, Step, flat, of_the_package, of_the_rule, ppo, step, t
 from torch import Tensor
 
 import grpo_variants as gv
+from grpo_variants import fast
 
 # Two prompts with right and wrong responses, interleaved.
 PROMPTS = [*"aababbaab"]
@@ -229,6 +230,62 @@ def gdpo_trl(x: Step) -> Tensor:
         ppo((lp - old).exp(), a, 0.8, 1.2) + 0.04 * ((ref - lp).exp() - (ref - lp) - 1) for lp, a, old, ref in batch
     )
     return total / len(batch)
+
+
+# PSR, NSR
+
+
+def verdict_code(sign: int) -> Callable[[Step], Tensor]:
+    """TianHongZXY/RLVR-Decomposed, ray_trainer.py 1192 to 1200 and core_algos.py 111 to 154, 319 to 364.
+
+    Rewards are 0 and 1; here a response is right where the advantage of the shared step is above 0.
+    """
+
+    def rule(x: Step) -> Tensor:
+        kept = [row for row in tokens(x) if (row[0][1] > 0) == (sign > 0)]
+        batch = [token for row in kept for token in row]
+        return sum(ppo((lp - old).exp(), sign, 0.8, 1.2) for lp, _, old, _ in batch) / len(batch)
+
+    return rule
+
+
+@pytest.mark.parametrize(("name", "sign"), [("psr", 1), ("nsr", -1)])
+@pytest.mark.parametrize("spread", [0.02, 0.8, 2.5])
+@pytest.mark.parametrize("mode", ["0", "1"])
+def test_psr_and_nsr_are_the_authors(name, sign, spread, mode):
+    for seed in range(4):
+        x = step(seed, spread)
+        expected = of_the_rule(verdict_code(sign), x)
+        own = gv.advantages(name, (x["advantages"] > 0).double(), [0] * len(x["mask"]))
+        assert set(own.tolist()) == {0.0, float(sign)}
+        with fast.mode(mode):
+            torch.testing.assert_close(of_the_package(name, {**x, "advantages": own}), expected, **CLOSE)
+            _, diluted = of_the_package(f"{name},aggregation.rows=all", {**x, "advantages": own})
+        share = x["mask"][own != 0].sum() / x["mask"].sum()
+        torch.testing.assert_close(diluted, expected[1] * share.double(), rtol=1e-6, atol=1e-11)
+
+
+def test_a_dropped_response_leaves_with_its_kl_term_and_micro_batches_add_up():
+    x = step(7)
+    x["advantages"] = (x["advantages"] > 0).double()
+    kept = x["advantages"] != 0
+    spec = "psr,kl=k3,kl.beta=0.1"
+    expected = of_the_package("w_reinforce,kl=k3,kl.beta=0.1", {name: value[kept] for name, value in x.items()})
+    loss, gradient = of_the_package(spec, x)
+    torch.testing.assert_close((loss, gradient[kept]), expected, **CLOSE)
+    assert gradient[~kept].eq(0).all()
+    counts = gv.Counts.of(x["mask"] & kept[:, None])
+    halves = [gv.Tokens(**{name: value[rows] for name, value in x.items()}) for rows in (slice(0, 5), slice(5, None))]
+    torch.testing.assert_close(sum(gv.policy_loss(spec, half, counts).loss for half in halves), loss, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["psr", "nsr"])
+def test_a_batch_without_the_kind_that_is_learnt_from_has_loss_0(name):
+    x = step(2)
+    x["advantages"] = torch.zeros(len(x["mask"]), dtype=torch.float64)
+    loss, gradient = of_the_package(name, x)
+    assert loss == 0
+    assert gradient.eq(0).all()
 
 
 # Losses by the spec that runs them.

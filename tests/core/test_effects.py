@@ -102,6 +102,7 @@ PAIRS = {
     "correction.low": (0.8, 0.95),
     "correction.high": (1.05, 2.0),
     "correction.threshold": (0.05, 0.5),
+    "aggregation.rows": ("all", "signal"),
     "aggregation.empty_rows": ("count", "exclude"),
     "aggregation.length": (None, 12.0),
     "aggregation.alpha": (0.5, 1.0),

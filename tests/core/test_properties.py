@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import grpo_variants as gv
+from grpo_variants.aggregation import drops_rows, with_signal
 from grpo_variants.baseline import Kalman
 from grpo_variants.inputs import read_tokens
 from grpo_variants.scale import KalmanStd
@@ -46,6 +47,8 @@ MORE = (
 def step_counts(variant, case):
     """What a host computes once a step: counts, with the thresholds of statistics that span the batch."""
     mask, thresholds = case.mask, {}
+    if drops_rows(variant.aggregation):
+        mask = mask & with_signal(*(torch.as_tensor(n) for n in (case.advantages, mask))).numpy()[:, None]
     if variant.surrogate.whole_batch:
         x = read_tokens(case.tokens())
         thresholds |= variant.surrogate.thresholds(variant.ratio(x).detach(), x)

@@ -82,6 +82,51 @@ def test_dropped_groups_leave_the_counts_of_the_step(tmp_path):
     assert dropped > 0, "no group was constant: the filter was not exercised"
 
 
+@pytest.mark.parametrize("schedule", [(1, 1, 1), (2, 2, 1), (2, 2, 2)])
+@pytest.mark.parametrize(("spec", "loss"), [("psr", -1.0), ("nsr", 1.0)])
+def test_responses_without_an_advantage_leave_the_counts_of_the_step(tmp_path, spec, loss, schedule):
+    """On policy the ratio is 1, and the mean of -A over the tokens that are learnt from is -1 or 1, whatever share."""
+    accumulation, steps, iterations = schedule
+    trainer = make(
+        tmp_path,
+        f"gv_{spec}",
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=steps,
+        num_iterations=iterations,
+        max_steps=4,
+        per_device_train_batch_size=4,
+        rewards=[lambda completion_ids, **kwargs: [float(len(ids) > 2) for ids in completion_ids]],
+    )
+    shares = []
+    for micro in steps_of(trainer):
+        inputs = [m["inputs"] for m in micro]
+        signal, mask = join([i["advantages"] for i in inputs]) != 0, join([i["completion_mask"] for i in inputs]).bool()
+        assert torch.equal(join([i["gv_keep"] for i in inputs]), signal)
+        tokens = mask.sum(1)
+        shares.append((tokens[signal].sum() / tokens.sum()).item())
+        assert_equal_to_one_batch(f"{spec},aggregation.rows=all", micro)
+        if "old_per_token_logps" not in inputs[0]:
+            assert sum(m["loss"] for m in micro).item() == pytest.approx(loss if signal.any() else 0.0, rel=1e-5)
+    assert any(0 < share < 1 for share in shares)
+
+
+def test_a_response_that_is_dropped_takes_its_kl_term_with_it(tmp_path):
+    trainer = make(
+        tmp_path,
+        "gv_nsr,kl=k3,kl.beta=0.5",
+        gradient_accumulation_steps=2,
+        steps_per_generation=2,
+        max_steps=3,
+        learning_rate=1e-2,
+        rewards=[lambda completion_ids, **kwargs: [float(len(ids) > 2) for ids in completion_ids]],
+    )
+    for micro in steps_of(trainer):
+        assert_equal_to_one_batch("nsr,kl=k3,kl.beta=0.5,aggregation.rows=all", micro)
+        for m in micro:
+            dropped = m["inputs"]["advantages"] == 0
+            assert m["logp"].grad[dropped].eq(0).all()
+
+
 def test_a_short_window_at_the_end_of_an_epoch_is_exact(tmp_path):
     # 64 prompts x 4 responses / 8 a micro-batch = 32 micro-batches an epoch, 3 a step: the 11th step has 2.
     trainer = make(
