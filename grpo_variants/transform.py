@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants.checks import check_number
+from grpo_variants.group_size import Doubt
 from grpo_variants.inputs import Samples
 
 
@@ -79,6 +80,13 @@ class PassAtK:
     def __post_init__(self) -> None:
         """Check the fields."""
         check_number("transform.k", self.k, at_least=1)
+
+    def doubt(self, size: int) -> Doubt | None:
+        """Whether a group of this many responses is drawn whole, so that each of them counts its best reward."""
+        if self.k == 1 or size > self.k:
+            return None
+        text = f"transform.k={self.k} draws every response of a group of {size}, so that all of them count the same."
+        return Doubt(text, 2 * self.k)
 
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """Expected maxima, computed from the order of the group's valid rewards: [N] -> [N]."""

@@ -15,6 +15,7 @@ import torch
 
 import grpo_variants as gv
 from grpo_variants.advantage import advantages_of
+from grpo_variants.aggregation import trained
 from grpo_variants.cli.translate import run_settings
 from grpo_variants.verl_words import carried_over
 
@@ -94,7 +95,8 @@ def core(name):
         ref_logp=x["ref_logp"],
         groups=x["groups"],
     )
-    out = gv.policy_loss(variant, tokens, gv.Counts.of(x["mask"], length=MAX_LENGTH))
+    counts = gv.Counts.of(trained(variant.aggregation, tokens).mask, length=MAX_LENGTH)
+    out = gv.policy_loss(variant, tokens, counts)
     out.loss.backward()
     return result(spread, out.loss, logp.grad)
 

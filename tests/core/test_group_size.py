@@ -41,6 +41,18 @@ def test_what_is_said_is_the_parts_own():
     assert doubt.draw == 8
 
 
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_transform_that_draws_everything_says_so(size):
+    with pytest.warns(UserWarning, match="draws every response") as caught:
+        found = advantages("passk_analytic", ["a"] * size)
+    assert [str(w.message) for w in caught] == [
+        f"passk_analytic: transform.k=4 draws every response of a group of {size}, so that all of them count the same. "
+        "Draw 8 responses per prompt."
+    ]
+    assert found.eq(0).all()
+    assert doubts(gv.get("passk_analytic"), 5) == doubts(gv.get("passk_analytic,transform.k=1"), 1) == []
+
+
 @pytest.mark.parametrize(
     ("spec", "taken"),
     [

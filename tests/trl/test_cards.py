@@ -209,6 +209,10 @@ def test_what_differs_from_the_paper_is_noted():
         "a group of 4 has no response in the middle, and its median is the lower of the middle two. Set "
         "num_generations=5.",
     )
+    assert card_of("gv_passk_analytic", num_generations=4).notes == (
+        "transform.k=4 draws every response of a group of 4, so that all of them count the same. Set "
+        "num_generations=8.",
+    )
     assert card_of("gv_gdpo").notes == ()
     assert card_of("gv_gdpo", functions=1).notes == (
         "credit=decoupled normalises a single reward function twice, where the authors' code (NVlabs/GDPO) is plain "
