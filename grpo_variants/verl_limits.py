@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo_variants import verl_words as words
 from grpo_variants.advantage import advantages_of
-from grpo_variants.aggregation import Aggregation, LengthPower, PromptMean
+from grpo_variants.aggregation import Aggregation, LengthPower, PromptMean, drops_rows
 from grpo_variants.baseline import Greedy
 from grpo_variants.correction import GeometricMask, OffPolicyMask
 from grpo_variants.credit import Decoupled, Process
@@ -20,7 +20,7 @@ from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.inputs import Counts, Rollouts, Tokens
 from grpo_variants.objective import loss_of
-from grpo_variants.options import spelt
+from grpo_variants.options import choice_name, spelt
 from grpo_variants.shaping import Mask, Penalty
 from grpo_variants.surrogate import Aspo
 from grpo_variants.variant import Variant
@@ -167,16 +167,33 @@ def rollout_refusals(variant: Variant) -> Iterator[str]:
 def _carried_refusal(variant: Variant, over: Aggregation) -> Finding:
     """Why a loss cannot weigh as the variant says, and the two ends that do it together."""
     own, plain = words.aggregation_options(variant.aggregation), words.aggregation_options(over)
-    reads = "its group's tokens" if variant.aggregation.of_group else "the lengths of all responses"
-    why = (
-        f"{variant.name}: aggregation={own['aggregation']} weighs a response by {reads}, which a policy loss of verl "
-        "does not see"
-    )
+    why = f"{variant.name}: {_reads(variant.aggregation)}, which a policy loss of verl does not see"
+    if takes_kl(variant):
+        return Finding(f"{variant.name}: {TAKES_KL}", (Fix(objective=plain),))
     if not homogeneous(variant):
         text = f"{why}, and its surrogate does not scale with A, so advantages cannot carry it."
         return Finding(text, (Fix(objective=plain),))
     pair = Fix(advantage=own, objective=plain, name=variant.name)
     return Finding(f"{why}; the advantages can carry it over {spelt(plain)}. Use the pair.", (pair,))
+
+
+TAKES_KL = "aggregation.rows=signal takes responses out of the KL term too, which verl adds to every response."
+
+
+def takes_kl(variant: Variant) -> bool:
+    """Whether responses leave the loss with a KL term, which is the host's."""
+    return drops_rows(variant.aggregation) and variant.kl_in_loss
+
+
+def _reads(rule: Aggregation) -> str:
+    """What of the step an aggregation goes by."""
+    if drops_rows(rule):
+        return "aggregation.rows=signal counts the tokens of all responses that have an advantage"
+    word = choice_name("aggregation", rule)
+    return f"aggregation={word} weighs a response by {_LENGTHS if rule.of_step else _TOKENS}"
+
+
+_LENGTHS, _TOKENS = "the lengths of all responses", "its group's tokens"
 
 
 def homogeneous(variant: Variant) -> bool:
@@ -225,6 +242,8 @@ def notes(variant: Variant) -> Iterator[str]:
         yield "verl's rejection also takes the response out of the KL term, while the step's token count still has it."
     if isinstance(variant.aggregation, PromptMean):
         yield "prompt_mean is exact where ppo_mini_batch_size equals train_batch_size, one update a batch."
+    if drops_rows(variant.aggregation):
+        yield "aggregation.rows=signal is exact where ppo_mini_batch_size equals train_batch_size, one update a batch."
     if isinstance(variant.aggregation, LengthPower):
         yield "length_power compares with every response of the rollout batch, however many updates it is split into."
     if variant.kl_in_loss and isinstance(variant.kl, K3) and variant.kl.value_bound != 10.0:

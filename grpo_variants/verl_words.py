@@ -87,7 +87,7 @@ def carried_over(rule: aggregation.Aggregation) -> aggregation.Aggregation | Non
 
     A policy loss sees a micro-batch, without groups; an estimator sees the whole batch.
     """
-    if isinstance(rule, aggregation.PromptMean):
+    if isinstance(rule, aggregation.PromptMean) or aggregation.drops_rows(rule):
         return aggregation.TokenMean()
     return aggregation.Constant(length=rule.length) if isinstance(rule, aggregation.LengthPower) else None
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants.advantage import advantages_of
-from grpo_variants.aggregation import Aggregation
+from grpo_variants.aggregation import Aggregation, drops_rows, with_signal
 from grpo_variants.credit import Process, RewardToGo
 from grpo_variants.inputs import Counts, Rollouts, infinite_entries, without_infinities
 from grpo_variants.masked import discounted_sum_to_go, select
@@ -95,7 +95,7 @@ class Estimator:
         spread = select(mask, values if values.dim() == 2 else values.unsqueeze(1))
         over = carried_over(variant.aggregation)
         if over is not None:
-            spread = spread * _carried_weights(variant, over, mask, index).unsqueeze(1)
+            spread = spread * _carried_weights(variant, over, spread, mask, index).unsqueeze(1)
         return spread
 
 
@@ -155,13 +155,15 @@ def step_rewards_needed(name: str) -> Finding:
     )
 
 
-def _carried_weights(variant: Variant, over: Aggregation, mask: Tensor, index: Sequence[Any]) -> Tensor:
-    """What turns the weights of a loss's aggregation into the variant's own: [B]."""
+def _carried_weights(variant: Variant, over: Aggregation, spread: Tensor, mask: Tensor, index: Sequence[Any]) -> Tensor:
+    """What turns the weights of a loss's aggregation into the variant's own: [B]; spread are the advantages [B, T]."""
     groups, real = list(index), ~padding_rows(index, mask)
     prompts = len({uid for uid, one in zip(groups, real.tolist(), strict=True) if one})
-    counts = Counts.of(mask, prompts=prompts, length=1)  # a constant length is the same in both
-    ends = (variant, replace(variant, aggregation=over))
-    own, theirs = (row_weights(end, mask.sum(1), counts, groups) for end in ends)
+    kept = mask.bool() & with_signal(spread, mask).unsqueeze(1) if drops_rows(variant.aggregation) else mask
+    ends = ((variant, kept), (replace(variant, aggregation=over), mask))
+    # A constant length is the same in both.
+    counts = [Counts.of(counted, prompts=prompts, length=1) for _, counted in ends]
+    own, theirs = (row_weights(end, m.sum(1), c, groups) for (end, m), c in zip(ends, counts, strict=True))
     return own / theirs
 
 

@@ -196,14 +196,15 @@ def mode_reports(variant: Variant | None, get: words.Get) -> Iterator[Finding]:
         )
 
 
-def batch_reports(carried: bool, variant: Variant | None, get: words.Get) -> Iterator[Finding]:
+def batch_reports(carried: str | None, variant: Variant | None, get: words.Get) -> Iterator[Finding]:
     """Updates that do not see a whole batch, or that verl fills up.
 
-    carried: whether the advantages carry the weights of prompt_mean. variant: that of a gv_ loss, None for verl's own.
+    carried: the aggregation that the advantages carry for one update only. variant: that of a gv_ loss, None for
+        verl's own.
     """
     prompts, mini = words.prompts_of_step(get), int(get(words.MINI_BATCH))
     if carried and mini < prompts:
-        yield Finding("prompt_mean is exact for one update a batch only.", (Fix({words.MINI_BATCH: prompts}),))
+        yield Finding(f"{carried} is exact for one update a batch only.", (Fix({words.MINI_BATCH: prompts}),))
     counts_rows = variant is not None and not isinstance(variant.aggregation, TokenMean)
     if counts_rows and get(words.V1) and prompts % mini:
         yield Finding(

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 
 from grpo_variants import verl_words as words
-from grpo_variants.aggregation import Aggregation, Constant, PromptMean, TokenMean
+from grpo_variants.aggregation import Aggregation, Constant, TokenMean, drops_rows
 from grpo_variants.catalogue import find
 from grpo_variants.correction import OffPolicyMask
 from grpo_variants.credit import Process
@@ -20,7 +20,7 @@ from grpo_variants.options import choice_name, configure, spelt
 from grpo_variants.options import get as variant_of
 from grpo_variants.variant import Variant
 from grpo_variants.verl_findings import Finding, Fix, Refused
-from grpo_variants.verl_limits import EXTRA_INPUTS, advantage_refusals, homogeneous, loss_refusals
+from grpo_variants.verl_limits import EXTRA_INPUTS, TAKES_KL, advantage_refusals, homogeneous, loss_refusals
 from grpo_variants_verl.estimator import step_rewards_needed
 from grpo_variants_verl.findings import (
     actor_reports,
@@ -156,7 +156,7 @@ def _reports(run: Run) -> Iterator[Finding]:
     objective = None if run.loss is None else run.loss.variant
     yield from correction_reports(objective, run.get)
     yield from mode_reports(objective, run.get)
-    yield from batch_reports(isinstance(_carried(run), PromptMean), objective, run.get)
+    yield from batch_reports(_exact_in_one_update(run), objective, run.get)
     if run.get(words.V1) and _own_loop(run):
         yield from _loop_reports(run)
 
@@ -253,9 +253,11 @@ def _carried_refusals(run: Run, variant: Variant, over: Aggregation) -> Iterator
         fits, fix = isinstance(run.loss.variant.aggregation, type(over)), Fix(objective=plain)
         if not homogeneous(run.loss.variant):
             text = f"{run.loss.variant.name}: its surrogate does not scale with A, so advantages cannot carry weights."
-            yield Finding(text, _without_weights(variant))
+            yield Finding(text, _without_weights(variant, over))
+        if drops_rows(variant.aggregation) and run.loss.variant.kl_in_loss:
+            yield Finding(f"{variant.name}: {TAKES_KL}", _without_weights(variant, over))
     if not fits:
-        word = choice_name("aggregation", variant.aggregation)
+        word = _word(variant.aggregation)
         yield Finding(
             f"{variant.name}: its advantages carry the weights of {word} on top of {spelt(plain)}, which the loss does "
             "not have.",
@@ -263,10 +265,22 @@ def _carried_refusals(run: Run, variant: Variant, over: Aggregation) -> Iterator
         )
 
 
-def _without_weights(variant: Variant) -> tuple[Fix, ...]:
-    """The estimator without the weights, where they are an option of the run and not the variant's own."""
+def _without_weights(variant: Variant, over: Aggregation) -> tuple[Fix, ...]:
+    """The estimator without the weights: without the options that ask for them, or with the loss's aggregation."""
     own = words.carried_over(variant_of(variant.name).aggregation)
-    return () if own else (Fix(advantage={"aggregation": None}),)
+    options = words.aggregation_options(variant.aggregation)
+    return (Fix(advantage=words.aggregation_options(over) if own else dict.fromkeys(options)),)
+
+
+def _word(rule: Aggregation) -> str:
+    """What an aggregation is called where the advantages carry its weights."""
+    return "aggregation.rows=signal" if drops_rows(rule) else choice_name("aggregation", rule)
+
+
+def _exact_in_one_update(run: Run) -> str | None:
+    """The aggregation that the advantages carry for one update a batch only; None where there is none."""
+    rule = _carried(run)
+    return _word(rule) if rule is not None and not rule.of_step else None
 
 
 def _carried(run: Run) -> Aggregation | None:
@@ -291,8 +305,8 @@ def _loop_reports(run: Run) -> Iterator[Finding]:
             lead="So that only the last one counts",
         )
     splits = f"{several}, so that verl splits a batch into more updates and fills up the last one with empty rows"
-    if isinstance(_carried(run), PromptMean):
-        yield Finding(f"{splits}: prompt_mean is exact for one update a batch only.")
+    if (word := _exact_in_one_update(run)) is not None:
+        yield Finding(f"{splits}: {word} is exact for one update a batch only.")
     elif run.loss is not None and not isinstance(run.loss.variant.aggregation, TokenMean):
         yield Finding(f"{splits}, which {run.loss.variant.name}'s aggregation counts as responses.")
 

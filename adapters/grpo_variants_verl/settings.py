@@ -186,8 +186,9 @@ def _strange(name: str, options: Mapping[str, str], end: End) -> list[str]:
     Where the advantages carry the weights of an aggregation, its options are theirs.
     """
     chosen: Any = AXES["aggregation"].choices.get(options.get("aggregation", ""))
-    rule = registered(name).aggregation if chosen is None else chosen()
-    carried = {"aggregation"} if end == "advantage" and words.carried_over(rule) else set()
+    rules = [registered(name).aggregation, *([] if chosen is None else [chosen()])]
+    carries = "aggregation.rows" in options or any(map(words.carried_over, rules))
+    carried = {"aggregation"} if end == "advantage" and carries else set()
     axes = {key: key.partition(".")[0] for key in options}
     return [key for key, axis in axes.items() if axis in AXES and axis not in carried and end not in AXES[axis].ends]
 

@@ -19,7 +19,7 @@ from grpo_variants.options import get, spelt
 from grpo_variants.scale import NoScale
 from grpo_variants.trl_limits import trl_refusals
 from grpo_variants.variant import Variant
-from grpo_variants.verl_limits import advantage_refusals, homogeneous, loss_refusals, notes, rollout_refusals
+from grpo_variants.verl_limits import advantage_refusals, homogeneous, loss_refusals, notes, rollout_refusals, takes_kl
 
 HOSTS = ("trl", "verl")
 
@@ -68,7 +68,7 @@ def run_settings(variant: Variant) -> words.Settings:
     pair = over is not None
     objective = variant if over is None else replace(variant, aggregation=over)
     found = [] if _is_remax(variant) else list(advantage_refusals(variant))
-    found += loss_refusals(variant if pair and not homogeneous(variant) else objective)
+    found += loss_refusals(variant if takes_kl(variant) or (pair and not homogeneous(variant)) else objective)
     refusals = [*(finding.in_a_spec() for finding in found), *rollout_refusals(variant)]
     if refusals:
         raise ValueError(" ".join(refusals))
@@ -93,6 +93,8 @@ def _end_settings(variant: Variant, over: Aggregation | None) -> words.Settings:
         advantage = ",".join(filter(None, (advantage, spelt(words.aggregation_options(variant.aggregation)))))
         kept = [piece for piece in objective.split(",") if piece and not piece.startswith("aggregation")]
         objective = ",".join([*kept, spelt(words.aggregation_options(over))])
+    elif words.carried_over(get(variant.name).aggregation) is not None:  # which the estimator has by its name
+        advantage = ",".join(filter(None, (advantage, spelt(words.aggregation_options(variant.aggregation)))))
     settings: words.Settings = {words.ESTIMATOR: word}
     if _is_remax(variant):
         settings = {words.ESTIMATOR: "remax", words.V1: False}

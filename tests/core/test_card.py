@@ -30,7 +30,8 @@ def test_an_added_field_counts_where_it_says_something_new():
     assert card("m2po,surrogate.rule=mask").hash != card("m2po").hash
     assert card("grpo,kl.exempt=0.2").hash != card("grpo").hash
     assert without_added(resolved_values(gv.get("m2po"))).keys() == resolved_values(gv.get("m2po")).keys() - {
-        "surrogate.rule"
+        "surrogate.rule",
+        "aggregation.rows",
     }
     # The value that means what the part meant before, not the default, is what is left out.
     assert "surrogate.first" in without_added(resolved_values(gv.get("bapo")))

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import grpo_variants as gv
-from grpo_variants.aggregation import drops_rows, with_signal
+from grpo_variants.aggregation import trained
 from grpo_variants.baseline import Kalman
 from grpo_variants.inputs import read_tokens
 from grpo_variants.scale import KalmanStd
@@ -46,9 +46,7 @@ MORE = (
 
 def step_counts(variant, case):
     """What a host computes once a step: counts, with the thresholds of statistics that span the batch."""
-    mask, thresholds = case.mask, {}
-    if drops_rows(variant.aggregation):
-        mask = mask & with_signal(*(torch.as_tensor(n) for n in (case.advantages, mask))).numpy()[:, None]
+    mask, thresholds = trained(variant.aggregation, case.tokens()).mask.numpy(), {}
     if variant.surrogate.whole_batch:
         x = read_tokens(case.tokens())
         thresholds |= variant.surrogate.thresholds(variant.ratio(x).detach(), x)
@@ -285,8 +283,10 @@ def test_a_nan_at_a_valid_position_stays_visible(spec, name):
     values = getattr(case, name).copy()
     # The token of the highest entropy, which a token filter may not drop; of the lowest where those have no KL.
     exempt = name == "ref_logp" and variant.kl.exempt is not None
-    order = np.where(case.mask, -case.entropy if exempt else case.entropy, -np.inf)
-    row, column = np.unravel_index(order.argmax(), case.mask.shape)
+    # Nor a response that the aggregation leaves out.
+    mask = trained(variant.aggregation, case.tokens()).mask.numpy()
+    order = np.where(mask, -case.entropy if exempt else case.entropy, -np.inf)
+    row, column = np.unravel_index(order.argmax(), mask.shape)
     values[(row, column) if values.ndim == 2 else row] = np.nan
     loss, _, _ = loss_and_gradient(variant, replace(case, **{name: values}))
     assert loss.isnan()
@@ -495,7 +495,7 @@ def test_in_expectation_the_gradient_of_k1_is_zero_and_k2s_is_the_reverse_kls(ca
 
 def test_step_counts_are_those_the_variant_would_take():
     """The helper above agrees with the package where the package counts alone."""
-    case = random_case(5)
+    case = with_advantages(random_case(5), gv.get("dapo"))
     counts = step_counts(gv.get("dapo"), case)
     assert counts_for(gv.get("dapo"), case) is None
     assert (int(counts.tokens), counts.sequences, int(counts.nonempty)) == (case.mask.sum(), 9, case.mask.any(1).sum())

@@ -110,9 +110,13 @@ LINES = {
     "grpo_process": "+algorithm.grpo_variants.step_rewards=nonzero",
     "remax": "algorithm.adv_estimator=remax",
     "dapo,aggregation=prompt_mean": '+algorithm.grpo_variants.options="aggregation=prompt_mean"',
-    "psr,aggregation.rows=all": '+algorithm.grpo_variants.options="aggregation.rows=all"',
-    "nsr,aggregation=sequence_mean": '+algorithm.grpo_variants.options="aggregation.rows=all"',
-    "dapo,aggregation.rows=signal": '+algorithm.grpo_variants.options="aggregation.rows=signal"',
+    "psr": '+algorithm.grpo_variants.options="aggregation=token_mean,aggregation.rows=signal"',
+    "psr,aggregation.rows=all": '+algorithm.grpo_variants.options="aggregation=token_mean"',
+    "nsr,aggregation=sequence_mean": '+algorithm.grpo_variants.options="aggregation=sequence_mean"',
+    "dapo,aggregation.rows=signal": (
+        '+algorithm.grpo_variants.options="aggregation=token_mean,aggregation.rows=signal"'
+    ),
+    "delta_l,aggregation=constant": '+algorithm.grpo_variants.options="aggregation=constant"',
     "grpo,kl=none,aggregation=token_mean,aggregation.rows=signal": (
         '+algorithm.grpo_variants.options="kl=none,aggregation=token_mean,aggregation.rows=signal"'
     ),
@@ -211,7 +215,7 @@ def test_what_verl_cannot_is_refused_with_the_reason(spec, reason):
         ("dapo", "# verl's V1 trainer draws new prompts until the batch is full, without a bound on rounds."),
         ("dapo,overlong=penalty,overlong.buffer=8", "# verl's metric reward holds the overlong punishment"),
         ("grpo", "# verl clamps each token's k3 at 10."),
-        ("psr", "# the advantages carry aggregation.rows=signal, which is exact where ppo_mini_batch_size equals"),
+        ("psr", "# aggregation.rows=signal is exact where ppo_mini_batch_size equals train_batch_size"),
         ("dapo,aggregation=prompt_mean", "# prompt_mean is exact where ppo_mini_batch_size equals train_batch_size"),
         ("rloo,correction=geometric_mask,correction.low=0.5,correction.high=2", "# verl's rejection also takes"),
     ],

@@ -119,11 +119,12 @@ def test_verls_path_equals_the_core(parity, name):
     assert np.abs(wanted["gradient"]).max() > 1e-3
 
 
-def test_weights_in_the_advantages_give_the_core_s_loss(parity):
-    found, wanted = through_verl("delta_l"), recorded.core("delta_l")
+@pytest.mark.parametrize("name", ["delta_l", "psr", "nsr"])
+def test_weights_in_the_advantages_give_the_core_s_loss(parity, name):
+    found, wanted = through_verl(name), recorded.core(name)
     pairs = recorded.pairs(found, wanted)
     pairs.pop("advantages")
-    parity.equal("delta_l", None, rtol=recorded.TOLERANCE, atol=recorded.TOLERANCE, **pairs)
+    parity.equal(name, None, rtol=recorded.TOLERANCE, atol=recorded.TOLERANCE, **pairs)
     assert np.abs(wanted["gradient"]).max() > 1e-3
 
 

@@ -232,6 +232,20 @@ def test_delta_l_moves_its_weights_into_the_advantages():
     assert_close(carried[0], plain * torch.tensor([[0.4], [1.2], [1.2], [1.2]]))
 
 
+def test_a_mean_over_responses_with_an_advantage_moves_into_the_advantages():
+    """Right responses of 3 and 1 tokens of 7: the token mean's 1/7 becomes 1/4."""
+    mask, uids = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 0, 0]]), np.array(list("aabb"), dtype=object)
+    rewards = at_last_action(torch.tensor([1.0, 0.0, 0.0, 1.0]), mask)
+    right = torch.tensor([[1.0, 1, 1], [0, 0, 0], [0, 0, 0], [1, 0, 0]])
+    assert_close(estimate("gv_psr", rewards, mask, uids)[0], 1.75 * right)
+    assert_close(estimate("gv_nsr", rewards, mask, uids)[0], -7 / 3 * (mask - right))
+    every = algorithm(grpo_variants={"options": "aggregation.rows=all"})
+    assert_close(estimate("gv_psr", rewards, mask, uids, config=every)[0], right)
+    assert_close(estimate("gv_nsr", rewards, mask, uids, config=every)[0], right - mask)
+    nothing = estimate("gv_psr", torch.zeros_like(rewards), mask, uids)[0]
+    assert_close(nothing, torch.zeros_like(nothing))
+
+
 def test_kl_in_the_reward_is_taken_off_once_by_the_host():
     """The host has reduced the rewards already; the estimator's own penalty must not be applied again."""
     rewards = at_last_action(OUTCOMES, HOLES)

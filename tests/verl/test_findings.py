@@ -242,6 +242,36 @@ REFUSED = {
         "carry the weights of length_power on top of aggregation=constant, which the loss does not have.",
         [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm '{ACTOR}.loss_scale_factor=${{data.max_response_length}}'"],
     ),
+    "responses that leave at the loss alone": (
+        [f"{ESTIMATOR}=gv_dapo", f"{LOSS}=gv_psr"],
+        "psr: aggregation.rows=signal counts the tokens of all responses that have an advantage, which a policy loss "
+        "of verl does not see; the advantages can carry it over aggregation=token_mean. Use the pair.",
+        [
+            f"{later('aggregation=token_mean,aggregation.rows=signal')} "
+            f"{loss_later('aggregation=token_mean', class_too=True)}"
+        ],
+    ),
+    "responses that leave under another mean": (
+        [f"{ESTIMATOR}=gv_psr", f"{LOSS}=gv_grpo"],
+        "psr: its advantages carry the weights of aggregation.rows=signal on top of aggregation=token_mean, which the "
+        "loss does not have.",
+        [loss_later("aggregation=token_mean", class_too=True)],
+    ),
+    "responses that leave with a KL term": (
+        [f"{ESTIMATOR}=gv_psr", f"{LOSS}=gv_psr", *loss_options("aggregation=token_mean,kl=k3,kl.beta=0.1")],
+        "psr: aggregation.rows=signal takes responses out of the KL term too, which verl adds to every response.",
+        [later("aggregation=token_mean")],
+    ),
+    "responses that leave with a KL term, at the loss": (
+        [f"{ESTIMATOR}=gv_dapo", f"{LOSS}=gv_psr", *loss_options("kl=k3,kl.beta=0.1")],
+        "psr: aggregation.rows=signal takes responses out of the KL term too, which verl adds to every response.",
+        [loss_later("kl=k3,kl.beta=0.1,aggregation=token_mean")],
+    ),
+    "responses that leave under a surrogate that does not scale": (
+        [f"{ESTIMATOR}=gv_psr", f"{LOSS}=gv_kimi_k15", *loss_options("aggregation=token_mean")],
+        "kimi_k15: its surrogate does not scale with A, so advantages cannot carry weights.",
+        [later("aggregation=token_mean")],
+    ),
     "another aggregation at the estimator": (
         [f"{ESTIMATOR}=gv_grpo", options("aggregation=token_mean")],
         "aggregation belongs to the other end",
@@ -409,6 +439,11 @@ REPORTED = {
         [f"{ESTIMATOR}=gv_gfpo", "actor_rollout_ref.rollout.n=8"],
         "gfpo: selection.keep=8 keeps every response of a group of 8, so that nothing is selected.",
         ["actor_rollout_ref.rollout.n=16"],
+    ),
+    "a transform that draws every response": (
+        [f"{ESTIMATOR}=gv_passk_analytic", "actor_rollout_ref.rollout.n=3"],
+        "passk_analytic: transform.k=4 draws every response of a group of 3, so that all of them count the same.",
+        ["actor_rollout_ref.rollout.n=8"],
     ),
     "a median of an even group": (
         [f"{ESTIMATOR}=gv_mc_grpo", "actor_rollout_ref.rollout.n=8"],
@@ -578,6 +613,11 @@ REPORTED = {
             "data.train_batch_size=8",
         ],
         "prompt_mean is exact for one update a batch only.",
+        [f"{MINI_BATCH}=8"],
+    ),
+    "several updates a batch under a mean over some responses": (
+        [f"{ESTIMATOR}=gv_psr", "data.train_batch_size=8"],
+        "aggregation.rows=signal is exact for one update a batch only.",
         [f"{MINI_BATCH}=8"],
     ),
     "a mini-batch that does not divide the batch": (

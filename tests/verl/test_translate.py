@@ -41,6 +41,10 @@ SPECS = [
     "grpo,correction=off_policy_mask,correction.threshold=0.5",
     "grpo,ratio.anchor=rollout",
     "dr_grpo,aggregation.length=512",
+    "psr,aggregation.rows=all",
+    "nsr,aggregation=sequence_mean",
+    "dapo,aggregation.rows=signal",
+    "delta_l,aggregation=constant",
 ]
 
 
@@ -88,6 +92,7 @@ def test_nothing_is_refused_and_only_what_verl_lacks_is_reported(pair):
         "in bypass mode",
         "keeps every response of a group of 4",
         "no response in the middle",
+        "draws every response of a group of 4",
     )
     left = [report for report in reports(run) if not any(words in report for words in known)]
     masked = [note for note in notes(variant) if note.startswith("verl does not mask")]
