@@ -70,8 +70,9 @@ def row_weights(
 ) -> Tensor:
     r"""Weight \(w_i\) of each response in the loss \(\sum_i w_i \sum_t m_{it} x_{it}\).
 
-    lengths: [N] loss tokens of each response. counts: of the whole optimizer step; None where these N responses are
-    the step. groups: N hashable ids, for aggregation=prompt_mean; these N responses must then hold whole groups.
+    lengths: [N] loss tokens of each response, 0 for one that `aggregation.rows=signal` leaves out. counts: of the whole
+    optimizer step; None where these N responses are the step. groups: N hashable ids, for aggregation=prompt_mean;
+    these N responses must then hold whole groups.
     Returns [N] in float32, without `counts.grad_average`.
     Raises ValueError for a count or an input that the rule needs and does not get.
     """

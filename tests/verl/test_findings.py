@@ -252,7 +252,7 @@ REFUSED = {
         ],
     ),
     "responses that leave under another mean": (
-        [f"{ESTIMATOR}=gv_psr", f"{LOSS}=gv_grpo"],
+        [f"{ESTIMATOR}=gv_psr", f"{LOSS}=gv_gspo"],
         "psr: its advantages carry the weights of aggregation.rows=signal on top of aggregation=token_mean, which the "
         "loss does not have.",
         [loss_later("aggregation=token_mean", class_too=True)],
