@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -166,6 +167,55 @@ class GroupQuantile:
         """Quantile of the group's valid rewards: [N] -> [N]."""
         value = samples.groups.quantile(rewards, samples.valid, self.level, self.interpolation)
         return _singletons(samples, rewards, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    r"""Log-partition function of the others, \(b_i = \tau \log \frac{1}{G-1} \sum_{j \ne i} e^{r_j / \tau}\).
+
+    tau: temperature; the smaller, the nearer to the best of the others. floor: the mean is taken of
+    \(e^{(r_j - M) / \tau}\), with M the best of the whole group, and held above floor, as the authors' code does: the
+    baseline is never below \(M + \tau \ln\) floor. none is the formula.
+    Reference: "Approximation of Log-Partition Function in Policy Mirror Descent Induces Implicit Regularization for LLM
+    Post-Training", arXiv 2602.05933.
+    """
+
+    tau: float = 0.01
+    floor: float | None = 1e-8
+    of_group: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("baseline.tau", self.tau, above=0)
+        check_number("baseline.floor", self.floor, above=0, below=1, optional=True)
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """Logarithm of the mean of the others' exponentials, times tau: [N] -> [N]."""
+        groups, valid = samples.groups, samples.valid
+        best = groups.low_and_high(rewards, valid)[1]
+        top = valid & (rewards == best[groups.ids])
+        # A response that is the best by itself leaves others whose exponentials would vanish beside its own.
+        alone = top & (groups.size(top) == 1)[groups.ids]
+        next_best = groups.low_and_high(rewards, valid & ~alone)[1]
+        value = torch.where(
+            alone,
+            self._mean_of_others(rewards, next_best, samples, alone),
+            self._mean_of_others(rewards, best, samples),
+        )
+        if self.floor is not None:
+            value = torch.maximum(value, best[groups.ids] + self.tau * math.log(self.floor))
+        return _singletons(samples, rewards, value)
+
+    def _mean_of_others(
+        self, rewards: Tensor, origin: Tensor, samples: Samples, without: Tensor | None = None
+    ) -> Tensor:
+        """Their log-mean-exp over tau, relative to an origin [P]; without: responses that no sum holds."""
+        groups = samples.groups
+        counted = samples.valid if without is None else samples.valid & ~without
+        power = torch.where(counted, (rewards - origin[groups.ids]) / self.tau, -torch.inf).exp()
+        total = groups.sum(power, counted)[groups.ids] - power
+        others = (groups.size(samples.valid) - 1).clamp(min=1)[groups.ids]
+        return origin[groups.ids] + self.tau * (total / others).log()
 
 
 @dataclass(frozen=True, kw_only=True)

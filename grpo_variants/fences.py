@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_variants import baseline, credit, ratio, scale, token_credit, transform
+from grpo_variants import baseline, credit, ratio, scale, selection, token_credit, transform
 from grpo_variants.surrogate import Aspo
 from grpo_variants.variant import AXES, Variant
 
@@ -122,6 +122,7 @@ def _ratios(variant: Variant) -> list[Way]:
     return [{"ratio": word} for word, cls in AXES["ratio"].choices.items() if word != "none" and cls in kinds]
 
 
+_OF_BATCH = (scale.BatchStd, scale.SignalShare, scale.BetaDensity)
 _STEP_BASELINES = (baseline.NoBaseline, baseline.GroupMean, baseline.BatchMean)
 _SAMPLED = ("group_mean", "leave_one_out", "batch_mean", "none")
 
@@ -205,6 +206,16 @@ FENCES: tuple[Fence, ...] = (
         ),
         "has a baseline and a scale of its own",
         _fixed({"baseline": "none", "scale": "none"}, {"credit": "outcome"}),
+    ),
+    Fence(
+        "selection",
+        ("baseline",),
+        # A scale over the batch is another one without these groups.
+        lambda v: (
+            isinstance(v.selection, selection.Mixed) and v.baseline.of_group and not isinstance(v.scale, _OF_BATCH)
+        ),
+        "leaves out groups of equal rewards, whose advantages a comparison within the group makes 0 anyway",
+        _fixed({"baseline": "none"}, {"selection": "none"}),
     ),
     Fence(
         "credit",

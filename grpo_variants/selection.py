@@ -78,3 +78,16 @@ class Efficient(_Best):
         """Which are kept; needs `lengths` or `mask`."""
         lengths = samples.need("lengths", "selection=efficient").clamp(min=1)
         return self._lowest(-samples.rewards / lengths.to(samples.rewards.dtype), samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixed:
+    """Groups whose rewards are not all the same; a group of one stays (Reinforce-Rej, arXiv 2504.11343)."""
+
+    of_group: ClassVar[bool] = True
+
+    def __call__(self, samples: Samples) -> Tensor:
+        """Which are kept."""
+        low, high = samples.groups.low_and_high(samples.rewards, samples.valid)
+        mixed = (low < high) | (samples.groups.size(samples.valid) == 1)
+        return samples.valid & mixed[samples.groups.ids]

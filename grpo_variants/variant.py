@@ -48,7 +48,12 @@ class Axis:
 AXES: Mapping[str, Axis] = {
     "selection": Axis(
         ("advantage",),
-        {"none": selection.Everyone, "shortest": selection.Shortest, "efficient": selection.Efficient},
+        {
+            "none": selection.Everyone,
+            "shortest": selection.Shortest,
+            "efficient": selection.Efficient,
+            "mixed": selection.Mixed,
+        },
     ),
     "transform": Axis(
         ("advantage",),
@@ -66,6 +71,7 @@ AXES: Mapping[str, Axis] = {
             "second_best": baseline.SecondBest,
             "group_median": baseline.GroupMedian,
             "group_quantile": baseline.GroupQuantile,
+            "partition": baseline.Partition,
             "tracked": baseline.Tracked,
             "kalman": baseline.Kalman,
         },
@@ -122,6 +128,8 @@ AXES: Mapping[str, Axis] = {
             "topr": surrogate.Topr,
             "dppo_tv": surrogate.DppoTv,
             "dppo_kl": surrogate.DppoKl,
+            "ppo_mask": surrogate.PpoMask,
+            "band": surrogate.Band,
             "quadratic": surrogate.Quadratic,
             "dro": surrogate.Dro,
             "aspo": surrogate.Aspo,

@@ -107,6 +107,10 @@ def _tried(variant: Variant, groups: list[int], extra: Collection[str]) -> Tenso
     return advantages_of(advantage_form(variant), rollouts)
 
 
+# The nearest that verl has: the ratio to the old policy, times the old policy's to the engine, held at 5.
+_ANCHORED = {"ratio.anchor": "old", "correction": "token_truncate", "correction.cap": "5"}
+
+
 def loss_refusals(variant: Variant) -> Iterator[Finding]:
     """Why verl cannot give a policy loss what this objective needs; nothing where it can."""
     if getattr(variant.aggregation, "empty_rows", "count") == "exclude":
@@ -124,6 +128,13 @@ def loss_refusals(variant: Variant) -> Iterator[Finding]:
         yield Finding(
             f"{variant.name}: verl adds the KL term itself, to every token.", (Fix(objective={"kl.exempt": "none"}),)
         )
+    if variant.surrogate.reads_old and variant.ratio.anchor == "rollout":
+        yield Finding(
+            f"{variant.name}: its surrogate reads the trainer's old policy and its ratio the engine's, and verl "
+            "hands a policy loss one of the two.",
+            (Fix(objective=_ANCHORED),),
+        )
+        return
     if isinstance(variant.surrogate, Aspo) and variant.surrogate.fraction is not None:
         yield Finding(
             f"{variant.name}: surrogate.fraction={variant.surrogate.fraction:g} needs entropies, which verl does not "

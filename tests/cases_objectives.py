@@ -32,6 +32,7 @@ FIELD_VALUES = {
     "surrogate.target": (0.3, 0.6),
     "surrogate.budget": (0.04, 0.1),
     "surrogate.drops": ("by_sign", "both"),
+    "surrogate.mean": ("geometric", "harmonic"),
     "surrogate.penalty": (0.0, 0.5),
     "surrogate.rule": ("clip", "mask"),
 }
@@ -53,6 +54,10 @@ SPECS = (
     "gspo,surrogate=sapo",
     "grpo,surrogate=gmpo,surrogate.low=0.1,surrogate.high=0.2",
     "grpo,surrogate=gmpo,ratio.anchor=rollout,correction=token_truncate,tokens=top_entropy",
+    "grpo,surrogate=gmpo,surrogate.mean=harmonic,surrogate.low=0.1,surrogate.high=0.2",
+    "grpo,surrogate=band,surrogate.low=0.3,surrogate.high=0.4,surrogate.penalty=0.1",
+    "grpo,surrogate=ppo_mask,surrogate.low=0.1,surrogate.high=0.1,surrogate.cap=1.1",
+    "minirl,surrogate.cap=none,surrogate.drops=both,surrogate.penalty=0.3",
     f"{PRODUCT},surrogate=vespo,surrogate.k_pos=1,surrogate.k_neg=2",
     f"{PRODUCT},surrogate=vespo,surrogate.lambda_pos=1,surrogate.lambda_neg=3",
     f"{PRODUCT},surrogate=topr,surrogate.floor=0.5,surrogate.ceiling=0.9",
@@ -138,6 +143,7 @@ PAIRS = {
     "surrogate.target": (0.3, 0.6),
     "surrogate.budget": (0.01, 0.1),
     "surrogate.drops": ("by_sign", "both"),
+    "surrogate.mean": ("geometric", "harmonic"),
     "surrogate.penalty": (0.0, 0.5),
     "surrogate.rule": ("clip", "mask"),
 }

@@ -175,6 +175,16 @@ CASES: dict[str, Case] = {
         advantages=[1, 0, 0, 1],
         **CLIP_AND_KL_TOKEN_MEAN,
     ),
+    "reinforce_rej": Case(
+        # Group a is mixed, b all right, c all wrong, and d has one response.
+        rollouts={"rewards": [1, 0, -1, 1, 1, -1, -1, 1], "groups": [*"aaa", *"bb", *"cc", "d"]},
+        advantages=[1, 0, -1, 0, 0, 0, 0, 1],
+        # SCORE_TOKEN_MEAN and 0.001 k3, as in CLIP_AND_KL_TOKEN_MEAN.
+        **PAIR,
+        given=[1.5, -0.5],
+        loss=0.863672776011 + 0.001 * 0.787682072452 / 5,
+        gradient=[[-0.3002, -0.2999, -0.3], [0.1001, _, 0.0999]],
+    ),
     "bnpo": Case(
         # Means of the groups 1/2, 1/4, 3/4: m = 1/2, v = (1/16 + 1/16)/2 = 1/16, m (1 - m)/v - 1 = 3, a = b = 3/2,
         # so f is Beta(3/2, 3/2): sqrt(p (1 - p)) over B(3/2, 3/2) = Gamma(3/2)^2 / Gamma(3) = pi/8.

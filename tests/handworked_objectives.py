@@ -38,6 +38,8 @@ ENTROPIES = numbers([[1.2, 0.3, 0.4], [0.9, _, 0.1], [1.5, 0.2, 1.4], [0.8, 0.7,
 POWERS = (3**-0.75, 2**-0.75, 1)
 LONG, MIDDLE, SHORT = (power / sum(POWERS) for power in POWERS)
 
+SUMS = (exp(-0.4) + 1 / 1.1 + 2, exp(0.4) + 0.5)  # of hmpo
+
 CASES: dict[str, Case] = {
     "two_sided": Case(
         **NORMALISED,
@@ -287,6 +289,28 @@ CASES: dict[str, Case] = {
         loss=(-1.404272592822 + 0.578930067467) / 2,
         gradient=[[0, -1.404272592822 / 6, -1.404272592822 / 6], [0, _, 0.578930067467 / 4]],
     ),
+    "hmpo": Case(
+        **NORMALISED,
+        # Log ratios as in gmpo; e^-d of the clipped ones, and x = -A l / sum:
+        #   A = 1.5:  e^-0.4 (clipped), 1/1.1, 2: their sum is SUMS[0], 3.579410955127; x = -4.5 / sum
+        #   A = -0.5: e^0.4 (clipped), 1/2: their sum is SUMS[1], 1.991824697641; x = 1 / sum
+        # L = (x_1 + x_2) / 2. Gradient x_i e^-d / sum / 2 at the tokens that are not clipped.
+        **PAIR_WITHOUT_REFERENCE,
+        given=[1.5, -0.5],
+        loss=(-4.5 / SUMS[0] + 1 / SUMS[1]) / 2,
+        gradient=[[0, -2.25 / 1.1 / SUMS[0] ** 2, -4.5 / SUMS[0] ** 2], [0, _, 0.25 / SUMS[1] ** 2]],
+    ),
+    "minirl": Case(
+        **CENTRED,
+        # Ratio to the old policy: 2 (A > 0, above 1.27: dropped), 1.1, 0.5 | 0.5 (A < 0, below 0.8: dropped), 2.
+        # Ratio to the engine: 1.1, and 10 held at 5 | 3. Sum over tokens, mean over the two responses:
+        # L = (-1.5 (1.1 ln 0.55 + 5 ln 0.1) + 0.5 * 3 ln 0.6) / 2
+        **PAIR_WITHOUT_REFERENCE,
+        rollout=[[0.4, 0.5, 0.01], [0.1, _, 0.2]],
+        given=[1.5, -0.5],
+        loss=(-1.5 * (1.1 * ln(0.55) + 5 * ln(0.1)) + 1.5 * ln(0.6)) / 2,
+        gradient=[[0, -0.825, -3.75], [0, _, 0.75]],
+    ),
     "simple_policy_optimization": Case(
         **NORMALISED,
         # -rho A + |A|/0.4 (rho - 1)^2:
@@ -322,6 +346,33 @@ CASES: dict[str, Case] = {
         given=[1.5, -0.5],
         loss=(-1.5 * ln(0.022) + 0.005 * ln(1000) ** 2) / 6 + (0.5 * ln(0.06) + 0.005 * ln(150) ** 2) / 4,
         gradient=[[(-1.5 + 0.01 * ln(1000)) / 6] * 3, [(0.5 + 0.01 * ln(150)) / 4, _, (0.5 + 0.01 * ln(150)) / 4]],
+    ),
+    "pmd_partition": Case(
+        # Group a: the only right one has the bound, M + 0.01 ln 1e-8 = 1 - 0.08 ln 10; the wrong ones the mean of 1, 0,
+        # 0 relative to M: 1 + 0.01 ln(1/3), where e^-100 is nothing.
+        # Group b, two right ones: 1 + 0.01 ln(1/3), and 1 + 0.01 ln(2/3) for the wrong ones. Group c is constant.
+        rollouts={"rewards": [1, 0, 0, 0, 1, 1, 0, 0, 0.7, 0.7], "groups": [*"aaaa", *"bbbb", *"cc"]},
+        advantages=[
+            *(0.08 * ln(10), -1 + 0.01 * ln(3), -1 + 0.01 * ln(3), -1 + 0.01 * ln(3)),
+            *(0.01 * ln(3), 0.01 * ln(3), -1 - 0.01 * ln(2 / 3), -1 - 0.01 * ln(2 / 3)),
+            *(0, 0),
+        ],
+        # From there on as pmd_mean.
+        policy=PAIR["policy"],
+        old=[[0.004, 0.055, 0.1], [0.2, _, 0.002]],
+        given=[1.5, -0.5],
+        loss=(-1.5 * ln(0.022) + 0.005 * ln(1000) ** 2) / 6 + (0.5 * ln(0.06) + 0.005 * ln(150) ** 2) / 4,
+        gradient=[[(-1.5 + 0.01 * ln(1000)) / 6] * 3, [(0.5 + 0.01 * ln(150)) / 4, _, (0.5 + 0.01 * ln(150)) / 4]],
+    ),
+    "glm5_agentic": Case(
+        **CENTRED,
+        # Ratio to the engine: 0.8 (at the bound: dropped), 1.1, 1.25 (above: dropped) | 0.5 (below: dropped), 1.15.
+        # L = (-1.5 * 1.1 ln 0.55 + 0.5 * 1.15 ln 0.6) / 5 tokens
+        policy=PAIR["policy"],
+        rollout=[[0.5, 0.5, 0.08], [0.2, _, 0.6 / 1.15]],
+        given=[1.5, -0.5],
+        loss=(-1.65 * ln(0.55) + 0.575 * ln(0.6)) / 5,
+        gradient=[[0, -0.33, 0], [0, _, 0.115]],
     ),
     "kpop": Case(
         **NORMALISED,

@@ -5,6 +5,7 @@ A sample has a reward, a group and a length; `values` are those of a spec string
 """
 
 import math
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import combinations
 
@@ -76,7 +77,24 @@ def kalman(values, sample, samples):
     return filtered(values, sample, samples)[0]
 
 
-GROUPED = {"second_best": second_best, "group_median": group_median, "group_quantile": group_quantile}
+def partition(values, sample, samples):
+    """In powers of ten digits more than a float has: the others' exponentials may lie far below the sample's own."""
+    tau, members = values["baseline.tau"], group_of(sample, samples)
+    best = max(other.reward for other in members)
+    with localcontext(prec=60):
+        powers = [Decimal((other.reward - best) / tau).exp() for other in members if other is not sample]
+        baseline = best + tau * float((sum(powers) / len(powers)).ln())
+    return (
+        baseline if values["baseline.floor"] is None else max(baseline, best + tau * math.log(values["baseline.floor"]))
+    )
+
+
+GROUPED = {
+    "second_best": second_best,
+    "group_median": group_median,
+    "group_quantile": group_quantile,
+    "partition": partition,
+}
 BASELINES = {**GROUPED, "tracked": tracked, "kalman": kalman}
 
 
@@ -281,8 +299,17 @@ def cheapest(cost):
     return select
 
 
+def mixed(values, samples):
+    def stays(s):
+        rewards = [other.reward for other in samples.values() if other.group == s.group]
+        return len(rewards) == 1 or len(set(rewards)) > 1
+
+    return [i for i, s in samples.items() if stays(s)]
+
+
 SELECTIONS = {
     "none": lambda values, samples: list(samples),
     "shortest": cheapest(lambda s: s.length),
     "efficient": cheapest(lambda s: -s.reward / max(s.length, 1)),
+    "mixed": mixed,
 }

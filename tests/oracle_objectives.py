@@ -65,7 +65,10 @@ def gmpo(values, x):
     """The response's loss, at each of its tokens."""
     a, low, high = mean(x.row.advantage), values["surrogate.low"], values["surrogate.high"]
     clipped = [min([d, high], key=stop) if a > 0 else max([d, -low], key=stop) if a < 0 else d for d in x.ratios]
-    loss = -a * cmath.exp(sum(clipped) / len(clipped))
+    if values["surrogate.mean"] == "harmonic":
+        loss = -a * len(clipped) / sum(cmath.exp(-d) for d in clipped)
+    else:
+        loss = -a * cmath.exp(sum(clipped) / len(clipped))
     return Loss(loss, a < 0 and stop(x.d) < -low, a > 0 and stop(x.d) > high)
 
 
@@ -86,8 +89,7 @@ def trust_region(distance):
     """A score function whose tokens are dropped where a distance, signed as the move, passes a bound."""
 
     def rule(values, x):
-        p, q = math.exp(stop(x.lp)), math.exp(stop(x.lp) - stop(x.d))
-        moved, cap = distance(p, q, -stop(x.d)), values["surrogate.cap"]
+        moved, cap = distance(x), values["surrogate.cap"]
         any_sign = values["surrogate.drops"] == "both"
         low = moved < -values["surrogate.low"] and (any_sign or x.a < 0)
         high = moved > values["surrogate.high"] and (any_sign or x.a > 0)
@@ -98,14 +100,24 @@ def trust_region(distance):
     return rule
 
 
-def total_variation(p, q, d):
-    return p - q
+def total_variation(x):
+    return math.exp(stop(x.lp)) - math.exp(stop(x.lp) - stop(x.d))
 
 
-def binary_kl(p, q, d):
-    q = min(q, 1.0)
+def off_old_policy(x):
+    return math.exp(stop(x.lp) - stop(x.row.old[x.n])) - 1
+
+
+def binary_kl(x):
+    p, q, d = math.exp(stop(x.lp)), min(math.exp(stop(x.lp) - stop(x.d)), 1.0), -stop(x.d)
     size = q * d + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
     return -size if d > 0 else size
+
+
+def band(values, x):
+    low, high = x.ratio.real <= 1 - values["surrogate.low"], x.ratio.real >= 1 + values["surrogate.high"]
+    paid = values["surrogate.penalty"] * x.d**2
+    return Loss(paid if low or high else paid - x.ratio.real * x.a * x.lp, low, high)
 
 
 def quadratic(values, x):
@@ -286,6 +298,8 @@ SURROGATES = {
     "topr": topr,
     "dppo_tv": trust_region(total_variation),
     "dppo_kl": trust_region(binary_kl),
+    "band": band,
+    "ppo_mask": trust_region(off_old_policy),
     "quadratic": quadratic,
     "dro": dro,
     "aspo": aspo,

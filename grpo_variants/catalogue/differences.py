@@ -94,6 +94,16 @@ DIFFERENCES: tuple[Difference, ...] = (
         other="aggregation=sequence_mean,kl=none",
     ),
     Difference(
+        member="reinforce_rej",
+        about="ratio",
+        paper="PPO's clipped ratio",
+        section="equation 5, as independent notes quote it",
+        code="none, the log-probability itself",
+        file="RLHFlow/Minimal-RL, verl/trainer/ppo/core_algos.py 473 to 537",
+        taken="code",
+        other="ratio=token,surrogate=clip",
+    ),
+    Difference(
         member="dcpo",
         about="clip range, and mean",
         paper="0.16 and 0.2, mean over a response's tokens",
@@ -112,6 +122,16 @@ DIFFERENCES: tuple[Difference, ...] = (
         file="lime-RL/DCPO, verl/trainer/ppo/core_algos.py 386 to 479",
         taken="code",
         other="scale.ddof=0",
+    ),
+    Difference(
+        member="pmd_partition",
+        about="baseline of the best by far",
+        paper="the logarithm of the mean of the others' exponentials",
+        section="its formula, by the readme",
+        code="the same, of a mean that is at least 1e-8 of the best one's",
+        file="horizon-rl/OpenKimi, openkimi/pmd/core_algos.py 36 to 102",
+        taken="code",
+        other="baseline.floor=none",
     ),
     Difference(
         member="aspo",

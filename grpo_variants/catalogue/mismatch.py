@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import Constant
+from grpo_variants.aggregation import Constant, TokenMean
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO, TOKEN_COUNTS
 from grpo_variants.correction import Kpop, OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
 from grpo_variants.divergence import K3
+from grpo_variants.ratio import TokenRatio
 from grpo_variants.scale import NoScale
-from grpo_variants.surrogate import Clip
+from grpo_variants.surrogate import Band, Clip
 from grpo_variants.variant import Variant
 
 MISMATCH: tuple[Variant, ...] = (
@@ -149,6 +150,41 @@ MISMATCH: tuple[Variant, ...] = (
         note=(
             "The report divides by the group's deviation and gives neither its epsilon nor whether it is the sample's; "
             "both are GRPO's here. It is `icepop` with a narrower band and clip-higher."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="glm5_agentic",
+        scale=NoScale(),
+        ratio=TokenRatio(anchor="rollout"),
+        surrogate=Band(),
+        aggregation=TokenMean(),
+        summary=(
+            "Policy gradient of GLM-5's agentic stage: each token weighted by its ratio to the engine, and dropped "
+            "outside a band."
+        ),
+        formula=(
+            r"A_i = r_i - \operatorname{mean}_g r,\quad L = -\frac{1}{\sum_i l_i}\sum_{i,t}"
+            r"\operatorname{sg}[f(\rho_{it})]\, A_i \log\pi(y_{it}),\quad \rho_{it} = \frac{\pi(y_{it})}{\mu(y_{it})},"
+            r"\quad f(\rho) = \rho \text{ if } 1-0.2 < \rho < 1+0.2, \text{ else } 0"
+        ),
+        confirmed=(
+            "Band and weight on the ratio to the engine, without the old policy: the report, section 4.1.2, equations "
+            "3 to 5; the centred reward: section 4.1."
+        ),
+        unconfirmed=(
+            "The report gives no range for this loss: 0.2 and 0.2 are the default of NovaSky-AI/SkyRL, "
+            "skyrl/backends/skyrl_train/utils/ppo_utils.py 825 to 865, which names the report. Nor does it say what "
+            "the mean is over; tokens are taken."
+        ),
+        references=(papers.GLM5,),
+        hosts=(
+            ("trl", "no counterpart: weights are not dropped outside a band of the policy's own ratio"),
+            ("verl", "no counterpart: its token mask compares the old policy with the engine, not the policy now"),
+        ),
+        note=(
+            "SkyRL's example of an asynchronous run has 0.5 and 4 (surrogate.low=0.5,surrogate.high=4). With "
+            "`surrogate.penalty` it is the form of Kimi K2.5 (arXiv 2602.02276), whose coefficients are not published."
         ),
     ),
     replace(

@@ -45,6 +45,7 @@ RING = Reference(
 )
 DEEPSEEK_V32 = Reference("DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models", 2025, "2512.02556")
 YAO = Reference("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025)
+ZHENG_MINIRL = Reference("Stabilizing Reinforcement Learning with LLMs: Formulation and Practices", 2025, "2512.01374")
 QI = Reference("Defeating the Training-Inference Mismatch via FP16", 2025, "2510.26788")
 LIU_COLLAPSE = Reference(
     "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch", 2025

@@ -11,7 +11,7 @@ from grpo_variants.catalogue.bases import GRPO, TOKEN_COUNTS
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.ratio import SequenceProduct, TokenRatio
 from grpo_variants.scale import BatchStd, NoScale
-from grpo_variants.surrogate import Cispo, DppoKl, DppoTv, Topr, Vespo
+from grpo_variants.surrogate import Cispo, DppoKl, DppoTv, PpoMask, Topr, Vespo
 from grpo_variants.variant import Variant
 
 _DPPO_NOTE = (
@@ -231,6 +231,36 @@ SCORE: tuple[Variant, ...] = (
             "that repository shows the minimum of the ratio and a cap; the code has no cap. Nor does it bound the log "
             "ratio, which is clamped at 20 here. The penalty is Kimi K2.5's form, whose coefficients are not "
             "published."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="minirl",
+        scale=NoScale(),
+        ratio=TokenRatio(anchor="rollout"),
+        surrogate=PpoMask(),
+        aggregation=SequenceSum(),
+        summary="Policy gradient weighted by each token's ratio to the engine, at most 5, with PPO's range as a mask.",
+        formula=(
+            r"A_i = r_i - \operatorname{mean}_g r,\quad L = -\frac{1}{N}\sum_{i,t} M_{it}\, "
+            r"\operatorname{sg}\Big[\min\Big(\frac{\pi(y_{it})}{\mu(y_{it})}, 5\Big)\Big] A_i \log\pi(y_{it}),\quad "
+            r"M_{it} = 0 \text{ if } A_i > 0, \rho_{it} > 1.27 \text{ or } A_i < 0, \rho_{it} < 0.8"
+        ),
+        confirmed=(
+            "The paper, equation 7 and section 4.2: the mask on the ratio to the old policy, the weight to the engine "
+            "held at 5, 0.2 and 0.27, centred rewards, the sum over tokens."
+        ),
+        references=(papers.ZHENG_MINIRL,),
+        hosts=(
+            ("trl", "no counterpart: no mask in place of the clip"),
+            ("verl", "no counterpart: a policy loss is handed one anchor"),
+        ),
+        note=(
+            "The authors publish no code. sail-sg/Stable-RL, verl/trainer/ppo/core_algos.py 1160 to 1235, a comparison "
+            "in another paper, has the same mask and weight, and holds the weight at 10 or, by its configuration, at 3 "
+            "(surrogate.cap). The nearest in verl is the ratio to the old policy with the engine's weight apart: "
+            "`minirl,ratio.anchor=old,correction=token_truncate,correction.cap=5`; both agree while neither "
+            "bound of 5 is reached."
         ),
     ),
 )

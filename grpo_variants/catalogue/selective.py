@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from grpo_variants.aggregation import TokenMean
-from grpo_variants.baseline import GroupMean, SecondBest
+from grpo_variants.baseline import GroupMean, NoBaseline, SecondBest
 from grpo_variants.catalogue.formulas import CLIP, CLIPPED
 from grpo_variants.catalogue.references import CHEN, SHRIVASTAVA, TANG, XIONG, ZHU
 from grpo_variants.divergence import K3
-from grpo_variants.ratio import TokenRatio
+from grpo_variants.ratio import NoRatio, TokenRatio
 from grpo_variants.scale import Bernoulli, GroupStd
-from grpo_variants.selection import Shortest
-from grpo_variants.surrogate import Clip
+from grpo_variants.selection import Mixed, Shortest
+from grpo_variants.surrogate import Clip, Reinforce
 from grpo_variants.transform import PassAtK, Verdict
 from grpo_variants.variant import Variant
 
@@ -155,6 +155,35 @@ SELECTIVE: tuple[Variant, ...] = (
             "code from none. The code's advantage is max(r, 0), which is this one for the authors' rewards of 0 and 1 "
             "and for -1 and 1. The entropy bonus is the trainer's: entropy_coef=0.001 in TRL, "
             "actor.entropy_coeff=0.001 in verl. Wrong responses stay in the token count."
+        ),
+    ),
+    Variant(
+        name="reinforce_rej",
+        selection=Mixed(),
+        baseline=NoBaseline(),
+        ratio=NoRatio(),
+        surrogate=Reinforce(),
+        kl=K3(beta=1e-3),
+        aggregation=TokenMean(),
+        summary="Reinforce-Rej: policy gradient with raw rewards on groups that are neither all right nor all wrong.",
+        formula=(
+            r"A_i = r_i \text{ if } \operatorname{std}_g r > 0, \text{ else } 0,\quad "
+            r"L = \frac{1}{\sum_i l_i}\sum_{i,t}\left[-A_i \log\pi(y_{it}) + \beta\, k_3\right],\quad \beta = 0.001"
+        ),
+        confirmed=(
+            "The authors' code (RLHFlow/Minimal-RL at e3b49f09): the advantage in verl/trainer/ppo/core_algos.py, "
+            "lines 130 to 172, the loss without a ratio there, lines 473 to 537; k3 with 0.001 in "
+            "scripts/run_reinforce_rej.sh. Of the paper the abstract was read."
+        ),
+        references=(XIONG,),
+        hosts=_VERDICTS,
+        note=(
+            "Groups that are dropped stay in the token count of the authors' code; "
+            "`selection=none,filter=zero_variance,filter.max_rounds=0` takes them out of the batch, as the paper says. "
+            "The paper's equation 5, as independent notes quote it, has PPO's clipped ratio: "
+            "`reinforce_rej,ratio=token,surrogate=clip`. With rewards of 0 and 1 only right responses learn, with -1 "
+            "and 1 wrong ones too. The entropy bonus is the trainer's: entropy_coef=0.001 in TRL, "
+            "actor.entropy_coeff=0.001 in verl."
         ),
     ),
     Variant(

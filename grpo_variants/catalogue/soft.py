@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grpo_variants.aggregation import SequenceMean, SequenceSum
-from grpo_variants.baseline import LeaveOneOut
+from grpo_variants.baseline import LeaveOneOut, Partition
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import GRPO
 from grpo_variants.ratio import SequenceProduct
@@ -55,6 +55,30 @@ SOFT: tuple[Variant, ...] = (
         note=(
             "The paper's text gives the bounds as ratios, e^-0.4 and e^0.4; authors, TRL and verl clip in log "
             "space, which is the same. A clip of the ratio to 1 -+ 0.4 is not."
+        ),
+    ),
+    replace(
+        GRPO,
+        name="hmpo",
+        surrogate=Gmpo(mean="harmonic"),
+        summary="Harmonic mean of a response's clipped ratios: tokens that have become rarer get most of the gradient.",
+        formula=(
+            r"L = -\frac{1}{N}\sum_i A_i \frac{l_i}{\sum_t e^{-d^c_{it}}},\quad d^c_{it} = "
+            r"\min(\log\rho_{it}, 0.4) \text{ if } A_i > 0, \text{ else } \max(\log\rho_{it}, -0.4)"
+        ),
+        confirmed=(
+            "callsys/GMPO, train_zero_math_hmpo.py 675 to 703 (the mean and the clip in log space) and "
+            "scripts/qwen2.5-math-7b-hmpo.sh (0.4). It stands beside GMPO in that repository; no paper that was read "
+            "describes it."
+        ),
+        references=(papers.ZHAO_GMPO,),
+        hosts=(
+            ("trl", "no counterpart: the geometric mean only"),
+            ("verl", "no counterpart: loss geo_mean is the geometric mean"),
+        ),
+        note=(
+            "Another repository has a harmonic mean policy optimization of its own, with power means. The authors' "
+            "loss ignores the mask of unfinished responses; here overlong=keep is the same."
         ),
     ),
     replace(
@@ -141,6 +165,36 @@ SOFT: tuple[Variant, ...] = (
             "gradient, and another value. Their seq-mean-token-sum-norm divides by the padded length in place of the "
             "response's (aggregation=constant). It is `kimi_k15` with another baseline, another mean and another tau. "
             "16 updates are made from a batch there, so that the penalty acts."
+        ),
+    ),
+    Variant(
+        name="pmd_partition",
+        baseline=Partition(),
+        scale=NoScale(),
+        ratio=SequenceProduct(bound_low=None, bound_high=None),
+        surrogate=Dro(tau=0.01),
+        aggregation=SequenceMean(),
+        summary="Policy mirror descent whose baseline is the log-partition function of the group's other rewards.",
+        formula=(
+            r"A_i = r_i - \max\Big(\tau\log\frac{1}{G-1}\sum_{j\ne i} e^{r_j/\tau},\ \max_g r + \tau\ln 10^{-8}\Big)"
+            r",\quad L = \frac{1}{N}\sum_i\frac{1}{l_i}\Big[-A_i \sum_t \log\pi(y_{it}) + \frac{\tau}{2}"
+            r"\Big(\sum_t \log\rho_{it}\Big)^2\Big],\quad \tau = 0.01"
+        ),
+        confirmed=(
+            "The authors' repository (horizon-rl/OpenKimi at 3126d4c8): the advantage `ploo` in "
+            "openkimi/pmd/core_algos.py, lines 36 to 102, the loss `opmd` there, lines 105 to 206; tau of 0.01 for "
+            "both in examples/math/run_pmd_dapo17k_qwen25-7b.sh. Of the paper the abstract was read."
+        ),
+        references=(papers.XU_PMD, papers.KIMI),
+        hosts=(
+            ("trl", "no counterpart: no log-partition function"),
+            ("verl", "no counterpart: no log-partition function"),
+        ),
+        note=(
+            "The formula has no bound (baseline.floor=none). In the authors' code the mean of the others' "
+            "exponentials, relative to the best of the group, is at least 1e-8: the only right response of a group has "
+            "an advantage of 0.184 in place of 1. A group of one keeps its reward there (singleton=raw). Their paper "
+            "recommends pmd_mean. The loss is that of `pmd_mean`."
         ),
     ),
 )

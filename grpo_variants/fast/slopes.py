@@ -87,8 +87,15 @@ def _gmpo(s: Gmpo, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
     floor = pick(chosen(less(a, 0), a.dtype), -s.low, -float("inf"), a.dtype)
     clipped = torch.minimum(torch.maximum(log_ratio, floor), ceiling)
     inside = unchanged(clipped, log_ratio)
-    loss = -a * (block.per_row(clipped) / lengths).exp()
     low, high = less(log_ratio, floor), greater(log_ratio, ceiling)
+    if s.mean == "harmonic":
+        # The smallest ratio is taken out, so that no power overflows; it may be the padding's 1.
+        least = clipped.amin(1, keepdim=True)
+        inverse = (least - clipped).exp()
+        total = otherwise(block.some, block.per_row(inverse), 1.0)
+        loss = -a * lengths / total * least.exp()
+        return Slope(Term(loss, low, high), of_ratio=loss, spread=lambda rows: keep(inside, rows * (inverse / total)))
+    loss = -a * (block.per_row(clipped) / lengths).exp()
     return Slope(Term(loss, low, high), of_ratio=loss, spread=lambda rows: keep(inside, rows / lengths))
 
 

@@ -4,11 +4,12 @@ from grpo_variants.surrogate.asymmetric import Aspo, CeGppo, Dcpo, Fipo
 from grpo_variants.surrogate.base import Surrogate, Term
 from grpo_variants.surrogate.batch import Bapo, ClipCov, KlCov, M2po
 from grpo_variants.surrogate.clipping import Clip, EntropyClip, Gmpo
-from grpo_variants.surrogate.score import Cispo, DppoKl, DppoTv, Reinforce, Topr, Vespo
+from grpo_variants.surrogate.score import Band, Cispo, DppoKl, DppoTv, PpoMask, Reinforce, Topr, Vespo
 from grpo_variants.surrogate.soft import Dro, Quadratic, Sapo
 
 __all__ = [
     "Aspo",
+    "Band",
     "Bapo",
     "CeGppo",
     "Cispo",
@@ -23,6 +24,7 @@ __all__ = [
     "Gmpo",
     "KlCov",
     "M2po",
+    "PpoMask",
     "Quadratic",
     "Reinforce",
     "Sapo",

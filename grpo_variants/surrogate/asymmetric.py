@@ -108,6 +108,7 @@ class Dcpo(Surrogate):
     high: float = 0.2
     cap: float = 10.0
     ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
+    reads_old: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the fields."""

@@ -27,6 +27,7 @@ class Surrogate:
     computes that statistic, by `names`; `Counts.thresholds` hands in the step's, and without them it is the
     micro-batch's.
     draws: it reads `Tokens.draws`, which `policy_loss` fills in with its generator.
+    reads_old: it reads the trainer's old policy, whatever the ratio's anchor is.
     """
 
     needs_ratio: ClassVar[bool] = True
@@ -35,6 +36,7 @@ class Surrogate:
     whole_batch: ClassVar[bool] = False
     names: ClassVar[tuple[str, ...]] = ()
     draws: ClassVar[bool] = False
+    reads_old: ClassVar[bool] = False
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
         """Per-token loss; no masking, no reduction, no KL."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from grpo_variants.checks import check_number
+from grpo_variants.added import added
+from grpo_variants.checks import check_choice, check_number
 from grpo_variants.inputs import Counts, Number, Tokens
 from grpo_variants.masked import highest, masked_mean
 from grpo_variants.ratio import Ratio, TokenRatio
@@ -96,15 +98,18 @@ def bounds_by_entropy(
 
 @dataclass(frozen=True, kw_only=True)
 class Gmpo(Surrogate):
-    r"""Geometric mean of clipped ratios, \(-A_i \exp\big(\frac{1}{l_i} \sum_t d^c_{it}\big)\).
+    r"""Geometric mean of clipped ratios, \(-A_i \exp\big(\frac{1}{l_i} \sum_t d^c_{it}\big)\), or their harmonic mean.
 
     \(d^c\) is the log ratio clipped in log space: from above to `high` for A > 0, from below to -`low` for A < 0.
+    mean=harmonic is \(-A_i\, l_i / \sum_t e^{-d^c_{it}}\), where a token's share of the gradient is the larger, the
+    smaller its ratio is.
     A response without a token adds nothing. Where advantages come one a token, their mean is the response's.
     Reference: "Geometric-Mean Policy Optimization", arXiv 2507.20673.
     """
 
     low: float = 0.4
     high: float = 0.4
+    mean: Literal["geometric", "harmonic"] = added("geometric")
     ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
     per_response: ClassVar[bool] = True
 
@@ -112,14 +117,30 @@ class Gmpo(Surrogate):
         """Check the fields."""
         check_number("surrogate.low", self.low, at_least=0)
         check_number("surrogate.high", self.high, at_least=0)
+        check_choice("surrogate.mean", self.mean, tuple(_LOG_MEANS))
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
         """Loss [B, 1] and clip flags [B, T]."""
         advantage = x.advantages if x.advantages.shape[1] == 1 else masked_mean(x.advantages, x.mask)
         ceiling = torch.full_like(advantage, float("inf")).masked_fill(advantage > 0, self.high)
         floor = torch.full_like(advantage, float("-inf")).masked_fill(advantage < 0, -self.low)
-        loss = -advantage * masked_mean(log_ratio.clamp(floor, ceiling), x.mask).exp()
-        return Term(loss, log_ratio < floor, log_ratio > ceiling)
+        mean = _LOG_MEANS[self.mean](log_ratio.clamp(floor, ceiling), x.mask)
+        return Term(-advantage * mean.exp(), log_ratio < floor, log_ratio > ceiling)
+
+
+def _log_harmonic_mean(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """Logarithm of the harmonic mean of each row's ratios [B, 1]; 0 for a row without a token."""
+    some = mask.any(1, keepdim=True)
+    # A row without a token would be the logarithm of 0, whose gradient is NaN.
+    inverse = torch.where(mask, -log_ratio, torch.zeros_like(log_ratio).masked_fill(some, -torch.inf))
+    value = mask.sum(1, keepdim=True).to(log_ratio.dtype).log() - inverse.logsumexp(1, keepdim=True)
+    return torch.where(some, value, torch.zeros_like(value))
+
+
+_LOG_MEANS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "geometric": masked_mean,
+    "harmonic": _log_harmonic_mean,
+}
 
 
 def clip_between(log_ratio: Tensor, advantages: Tensor, low: Number, high: Number, dual: float | None = None) -> Term:

@@ -152,13 +152,14 @@ class _Dppo(Surrogate):
         check_number("surrogate.penalty", self.penalty, at_least=0)
 
     @staticmethod
-    def divergence(log_ratio: Tensor, logp: Tensor) -> Tensor:
+    def divergence(log_ratio: Tensor, x: Tokens) -> Tensor:
         """How far the probability has moved, of the sign of the move: [B, T]."""
         raise NotImplementedError
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
         """Loss [B, T] and which tokens were dropped, for having fallen and for having risen."""
-        moved = self.divergence(log_ratio.detach(), x.logp.detach())
+        with torch.no_grad():
+            moved = self.divergence(log_ratio, x)
         low, high = moved < -self.low, moved > self.high
         if self.drops == "by_sign":
             low, high = low & (x.advantages < 0), high & (x.advantages > 0)
@@ -181,9 +182,9 @@ class DppoTv(_Dppo):
     high: float = 0.2
 
     @staticmethod
-    def divergence(log_ratio: Tensor, logp: Tensor) -> Tensor:
+    def divergence(log_ratio: Tensor, x: Tokens) -> Tensor:
         """p - q."""
-        return logp.exp() - (logp - log_ratio).exp()
+        return x.logp.exp() - (x.logp - log_ratio).exp()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +198,56 @@ class DppoKl(_Dppo):
     high: float = 0.05
 
     @staticmethod
-    def divergence(log_ratio: Tensor, logp: Tensor) -> Tensor:
+    def divergence(log_ratio: Tensor, x: Tokens) -> Tensor:
         """The binary KL with the sign of p - q."""
         # Probabilities that rounding lifts above 1 have no rest; 1e-8, as the authors have it, for a rest of 0.
-        p, q = logp.exp().clamp(max=1), (logp - log_ratio).exp().clamp(max=1)
+        p, q = x.logp.exp().clamp(max=1), (x.logp - log_ratio).exp().clamp(max=1)
         divergence = -q * log_ratio + (1 - q) * ((1 - q + 1e-8) / (1 - p + 1e-8)).log()
         return divergence.copysign(log_ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoMask(_Dppo):
+    r"""PPO's range as a mask: a token whose ratio to the old policy has left it, the way A pushes, has no gradient.
+
+    Loss \(-\mathrm{sg}[\min(\rho, \mathrm{cap})]\, A\, \mathrm{logp}\) on the others. The mask looks at the trainer's
+    old policy, the weight at the ratio's anchor, which may be the engine.
+    Reference: "Stabilizing Reinforcement Learning with LLMs: Formulation and Practices", arXiv 2512.01374.
+    """
+
+    low: float = 0.2
+    high: float = 0.27
+    cap: float | None = 5.0
+    reads_old: ClassVar[bool] = True
+
+    @staticmethod
+    def divergence(log_ratio: Tensor, x: Tokens) -> Tensor:
+        """The ratio to the old policy, less 1."""
+        return torch.expm1(x.logp - x.need("old_logp", "surrogate=ppo_mask"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band(Surrogate):
+    r"""A token counts while its ratio lies between 1 - low and 1 + high, whatever the sign of A, bounds excluded.
+
+    Loss \(-\mathrm{sg}[\rho]\, A\, \mathrm{logp} + \mathrm{penalty}\, d^2\); a token outside pays the penalty only.
+    Reference: "GLM-5: from Vibe Coding to Agentic Engineering", arXiv 2602.15763.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    penalty: float = 0.0
+    ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("surrogate.low", self.low, at_least=0)
+        check_number("surrogate.high", self.high, at_least=0)
+        check_number("surrogate.penalty", self.penalty, at_least=0)
+
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+        """Loss [B, T] and which tokens lie below and above."""
+        ratio = log_ratio.detach().exp()
+        low, high = ratio <= 1 - self.low, ratio >= 1 + self.high
+        loss = torch.where(low | high, torch.zeros_like(ratio), -ratio * x.advantages * x.logp)
+        return Term(loss + self.penalty * log_ratio.square() if self.penalty else loss, low, high)

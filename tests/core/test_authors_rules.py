@@ -95,14 +95,58 @@ def prime_rl(batch: list[Response], *, ipo: bool = False) -> Tensor:
     return total / sum(r.length for r in batch)
 
 
+def hmpo(batch: list[Response]) -> Tensor:
+    """callsys/GMPO, train_zero_math_hmpo.py: one over the mean of one over the ratios, clipped one-sidedly in logs."""
+    total = 0.0
+    for r in batch:
+        d = r.lp - r.old
+        d = d.clamp(max=0.4) if r.a >= 0 else d.clamp(min=-0.4)
+        total = total - r.a / (1 / d.exp()).mean()
+    return total / len(batch)
+
+
+def minirl(batch: list[Response]) -> Tensor:
+    """arXiv 2512.01374, equation 7: summed over tokens, with two ratios, of which the mask's is to the old policy."""
+    total = 0.0
+    for r in batch:
+        now, weight = r.lp.detach(), (r.lp.detach() - r.mu).exp().clamp(max=5)
+        ratio = (now - r.old).exp()
+        out = ratio > 1.27 if r.a > 0 else ratio < 0.8
+        total = total - (torch.where(out & (r.a != 0), 0.0, weight) * r.a * r.lp).sum()
+    return total / len(batch)
+
+
+def reinforce_rej(batch: list[Response]) -> Tensor:
+    """RLHFlow/Minimal-RL, core_algos.py: no ratio, and low_var_kl, both over the tokens of all responses."""
+    policy = sum(r.a * r.lp.sum() for r in batch)
+    kl = sum(((r.ref - r.lp).exp() - (r.ref - r.lp) - 1).sum() for r in batch)
+    return (0.001 * kl - policy) / sum(r.length for r in batch)
+
+
+def double_sided(batch: list[Response], *, low: float, high: float) -> Tensor:
+    """arXiv 2602.15763, section 4.1.2: the ratio to the engine is a weight between two bounds and 0 from them on."""
+    total = 0.0
+    for r in batch:
+        rho = (r.lp.detach() - r.mu).exp()
+        f = torch.where((rho > 1 - low) & (rho < 1 + high), rho, 0.0)
+        total = total - (f * r.a * r.lp).sum()
+    return total / sum(r.length for r in batch)
+
+
 Rule = Callable[[list[Response]], Tensor]
 # Losses by the spec that runs them: value and gradient are the authors', or the gradient alone.
 LOSSES: dict[str, Rule] = {
     "glm5": glm5,
     "raft_pp": raft_pp,
+    "hmpo": hmpo,
+    "reinforce_rej": reinforce_rej,
+    "glm5_agentic": partial(double_sided, low=0.2, high=0.2),
+    "glm5_agentic,surrogate.low=0.5,surrogate.high=4": partial(double_sided, low=0.5, high=4),
+    "minirl": minirl,
 }
 GRADIENTS: dict[str, Rule] = {
     "pmd_mean": opmd,
+    "pmd_partition": opmd,
     "prime_rl": prime_rl,
     "prime_rl,surrogate.drops=both,surrogate.low=0.1,surrogate.high=0.1": partial(prime_rl, ipo=True),
 }
@@ -113,11 +157,25 @@ def leave_one_out(rewards: list[float]) -> list[float]:
     return [r - (sum(rewards) - r) / (len(rewards) - 1) for r in rewards]
 
 
+def ploo(rewards: list[float], floor: float = 1e-8) -> list[float]:
+    """horizon-rl/OpenKimi, openkimi/pmd/core_algos.py: relative to the group's best, the mean is held above a floor."""
+    tau, best, found = 0.01, max(rewards), []
+    for i, own in enumerate(rewards):
+        others = [np.exp((r - best) / tau) for j, r in enumerate(rewards) if j != i]
+        found.append(own - (best + tau * float(np.log(max(np.mean(others), floor)))))
+    return found
+
+
 # Advantages of one group, by the spec that runs them.
 ADVANTAGES: dict[str, Callable[[list[float]], list[float]]] = {
     "pmd_mean": leave_one_out,
     "prime_rl": lambda rewards: [r - sum(rewards) / len(rewards) for r in rewards],
     "raft_pp": lambda rewards: [max(r, 0.0) for r in rewards],
+    "reinforce_rej": lambda rewards: rewards if np.std(rewards) > 0 else [0.0] * len(rewards),
+    "pmd_partition": ploo,
+    # Of the formula, which has no floor: e^-100 is far above the smallest float.
+    "pmd_partition,baseline.floor=none": partial(ploo, floor=0.0),
+    "minirl": lambda rewards: [r - sum(rewards) / len(rewards) for r in rewards],
 }
 GROUPS = ([1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0, 1.0, 1.0, 0.0])
 

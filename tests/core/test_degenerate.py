@@ -116,6 +116,7 @@ def test_a_batch_of_one_response_with_one_token(name):
         "psr": 1.0,
         "nsr": 0.0,
         "raft_pp": 1.0,
+        "reinforce_rej": total,
     }  # a reward above 0 is a right answer
     assert_close(found.flatten(), torch.tensor([own.get(name, 0.0)], dtype=torch.float64))
     on_policy = replace(

@@ -386,7 +386,7 @@ def with_logp(x, logp):
 WAITS = {
     True: {"archer", "forking_tokens", "seq_mis", "deepseek_v32", "topr", "bapo", "m2po", "clip_cov", "kl_cov"},
     False: {"archer", "aspo", "forking_tokens", "deepseek_v32", "topr", "bapo", "m2po", "clip_cov", "kl_cov"}
-    | {"gspo", "gspo_token", "grpo_s", "luspo", "vespo", "gmpo", "kimi_k15", "fipo"}
+    | {"gspo", "gspo_token", "grpo_s", "luspo", "vespo", "gmpo", "hmpo", "kimi_k15", "pmd_partition", "fipo"}
     | {"pmd_mean"},
 }
 

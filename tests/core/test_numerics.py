@@ -24,7 +24,7 @@ from grpo_variants.options import resolved_values
 
 # Their values do not move as their gradients say: a weight or a ratio is detached.
 STOPPED = ("gspo_token", "aspo", "ce_gppo", "fipo", "cispo", "scalerl", "topr", "vespo", "dppo_tv", "dppo_kl")
-STOPPED += ("prime_rl",)
+STOPPED += ("prime_rl", "minirl")
 WITHOUT_STOP = [n for n in gv.names() if n not in STOPPED]
 
 

@@ -321,6 +321,10 @@ def test_refusals_say_what_was_given_and_what_is_allowed(spec):
 
 
 FENCED = {
+    "rloo,selection=mixed": (
+        "rloo: selection=mixed leaves out groups of equal rewards, whose advantages a comparison within the group "
+        "makes 0 anyway; got baseline=leave_one_out. Choose baseline=none, or selection=none."
+    ),
     "dapo,baseline=tracked,credit=reward_to_go": (
         "dapo: baseline=tracked remembers the rewards of earlier steps and takes one reward per response; got "
         "credit=reward_to_go. Choose credit=outcome, baseline=group_mean, or baseline=none."

@@ -41,6 +41,7 @@ REFUSED = {
     "forking_tokens": "needs entropy=",
     "archer": "needs entropy=",
     "aspo": "aspo: surrogate.fraction=0.2 needs entropies, .* Set surrogate.fraction=none",
+    "minirl": "reads the trainer's old policy and its ratio the engine's, .* Set ratio.anchor=old,correction=tok",
     "kpop": "no such rollout correction",
     "deepseek_v32": "cannot weigh it by the ratio",
 }

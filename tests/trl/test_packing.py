@@ -235,7 +235,7 @@ def test_widths_stay_multiples_where_the_host_wants_them(tmp_path):
 @pytest.mark.parametrize("name", gv.names())
 def test_which_variants_pull_at_responses_without_an_advantage(name):
     """A squared log ratio does, and the penalty on tokens of high covariance."""
-    pulling = ("kimi_k15", "pmd_mean", "prime_rl", "kl_cov")
+    pulling = ("kimi_k15", "pmd_mean", "pmd_partition", "prime_rl", "kl_cov")
     assert has_no_gradient_without_advantage(gv.get(name)) == (name not in pulling)
 
 
