@@ -32,7 +32,8 @@ def take_nonfinite(logs: dict[str, Any], metrics: dict[str, dict[str, list[float
 
 
 def _is_missing_reward(name: str, value: float) -> bool:
-    return name.startswith("reward") and math.isnan(value)
+    """Of whole responses, of steps and of greedy responses alike."""
+    return name.removeprefix("gv/").startswith(("reward", "step_reward", "greedy_reward")) and math.isnan(value)
 
 
 def is_nonfinite(value: Any) -> bool:

@@ -203,6 +203,21 @@ def test_a_reward_that_no_response_got_is_left_out(tmp_path):
     assert all(map(math.isfinite, logged(trainer, "loss")))
 
 
+def test_steps_that_no_response_has_are_left_out(tmp_path):
+    """A mean over the steps that were scored, and no fault where there are none."""
+
+    def steps(completions, trainer_state, **kwargs):
+        scored = trainer_state.global_step == 0
+        return [[(0, 1.0 * i)] if scored else None for i in range(len(completions))]
+
+    trainer = make(tmp_path, "gv_grpo_process,kl=none", rewards=[steps])
+    trainer.train()
+    first, second = (row for row in trainer.state.log_history if "loss" in row)
+    assert first["gv/step_reward"] == 3.5
+    assert second["gv/steps_per_response"] == 0
+    assert not {"gv/step_reward", COUNTER} & second.keys()
+
+
 def test_an_evaluation_that_is_not_finite_is_no_best_one(tmp_path):
     """transformers would write -Infinity for the best metric so far."""
 
@@ -234,11 +249,15 @@ def test_an_evaluation_that_is_not_finite_is_no_best_one(tmp_path):
 def test_what_is_taken_out_is_counted_and_given_back():
     logs = {"loss": math.nan, "learning_rate": 0.1, "step": 3, "name": "x"}
     named = {"a": [1.0, math.inf, 3.0], "b": [math.nan, -math.inf], "c": [2.0], "d": [], "reward": [math.nan, math.inf]}
+    named |= {"gv/greedy_reward": [math.nan], "gv/step_reward": [0.5, math.nan]}
     metrics = {"train": dict(named), "eval": {}}
     left_out = take_nonfinite(logs, metrics, "train")
     assert logs == {"learning_rate": 0.1, "step": 3, "name": "x"}
-    assert metrics == {"train": {"a": [1.0, 3.0], "c": [2.0], "d": [], COUNTER: [5.0]}, "eval": {}}
-    assert left_out.keys() == {"loss", "b", "reward"}
+    assert metrics == {
+        "train": {"a": [1.0, 3.0], "c": [2.0], "d": [], "gv/step_reward": [0.5], COUNTER: [5.0]},
+        "eval": {},
+    }
+    assert left_out.keys() == {"loss", "b", "reward", "gv/greedy_reward"}
     assert take_nonfinite({}, {"train": {}, "eval": {"a": [1.0], "b": [math.inf]}}, "eval") == {"eval_b": math.inf}
     quiet = {"train": {"a": [1.0]}}
     assert take_nonfinite({"loss": 1.0}, quiet, "train") == {}
