@@ -64,6 +64,16 @@ DIFFERENCES: tuple[Difference, ...] = (
         other="aggregation=token_mean,kl=k2,kl.beta=0.05,kl.bound=none",
     ),
     Difference(
+        member="mc_grpo",
+        about="factor for the responses with an advantage",
+        paper="none",
+        section="by the readme; the paper itself was not read",
+        code="a group's size over their number, for GSM8K; none for MATH",
+        file="lotusroot-kim/MC-GRPO, src/open_r1/grpo_trainer_gsm.py 2088 to 2110",
+        taken="paper",
+        other="scale.compensate=group",
+    ),
+    Difference(
         member="qae",
         about="quantile of a group's rewards",
         paper="the smallest reward at which the distribution reaches K",
