@@ -12,6 +12,7 @@ from torch import Tensor
 from grpo_variants.added import added
 from grpo_variants.checks import check_choice, check_number
 from grpo_variants.masked import highest
+from grpo_variants.values import check_tensor
 
 
 def _k1(u: Tensor) -> Tensor:
@@ -52,11 +53,15 @@ def kl(
     Shapes: logp [B, T], ref_logp [B, T] -> [B, T].
     bound: u is clamped to [-bound, bound] before the exponential, or None. value_bound: the result is clamped to
     [-value_bound, value_bound], or None. A clamped token has no gradient.
-    Raises ValueError for an unknown estimator.
+    Raises ValueError for an unknown estimator, for what is no tensor and for shapes that differ.
     Reference: J. Schulman, "Approximating KL Divergence" (2020). Not done: no masking, no reduction, no coefficient.
     """
     check_choice("kl", estimator, ESTIMATORS)
     check_choice("kl.gradient", gradient, ("own", "k2"))
+    check_tensor("logp", logp)
+    check_tensor("ref_logp", ref_logp)
+    if logp.shape != ref_logp.shape:
+        raise ValueError(f"ref_logp has shape {list(ref_logp.shape)}; allowed: logp's, {list(logp.shape)}.")
     u = ref_logp - logp
     u = u if bound is None else u.clamp(-bound, bound)
     value = ESTIMATORS[estimator](u)

@@ -564,6 +564,7 @@ class Counts:
         check_tensor("mask", mask)
         if mask.dim() != 2:
             raise ValueError(f"mask has shape {tuple(mask.shape)}; allowed: [B, T].")
+        check_flags("mask", mask)
         return cls.of_lengths(mask.bool().sum(1), groups, **given)
 
     @classmethod

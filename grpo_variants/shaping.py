@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants.checks import check_choice, check_number
+from grpo_variants.inputs import read_lengths
 
 
 def soft_overlong_penalty(
@@ -22,14 +23,15 @@ def soft_overlong_penalty(
 
     \(p = 0\) for \(l \le L - b\); \(p = f\,(L - b - l)/b\) for \(L - b < l \le L\); \(p = -f\) beyond.
     lengths: [N] tokens. max_length, buffer: L and b, in tokens. Returns [N], to be added to the rewards.
-    Raises ValueError for a buffer that is not in (0, max_length].
+    Raises ValueError for a buffer that is not in (0, max_length] and for what is no length.
     Reference: "DAPO", arXiv 2503.14476 (L = 20480, b = 4096, f = 1).
     """
+    check_number("max_length", max_length, above=0)
     check_number("buffer", buffer, above=0)
     check_number("factor", factor, above=0)
     if buffer > max_length:
         raise ValueError(f"buffer={buffer!r} is longer than max_length={max_length!r}; allowed: at most max_length.")
-    length = torch.as_tensor(lengths)
+    length = read_lengths(lengths)
     length = length if length.dtype == torch.float64 else length.float()
     return ((max_length - buffer - length) / buffer).clamp(-1, 0) * factor
 

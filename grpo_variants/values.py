@@ -61,7 +61,7 @@ def check_lengths(name: str, value: Tensor) -> None:
     """Raise ValueError for lengths that are no whole numbers from 0, where they can be read."""
     if not readable(value) or not value.numel():
         return
-    wrong = ~(value >= 0) if not value.is_floating_point() else ~((value >= 0) & (value == value.floor()))
+    wrong = ~(value >= 0) if not value.is_floating_point() else ~((value >= 0) & (value - value.floor() == 0))
     if wrong.any():
         place, number = _first(value, wrong)
         raise ValueError(f"{name} holds {number:g} at {place}; allowed: a number of tokens, 0, 1, 2 and so on.")

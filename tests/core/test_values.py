@@ -228,6 +228,23 @@ def test_a_matrix_of_prompts_by_responses_is_no_table_of_reward_functions():
     assert gv.advantages("rloo", rewards, [0, 1], reward_weights=[1, 1, 1]).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gv.kl("k3", [[-1.0]], LOGP), "logp is of type list; allowed: a tensor"),
+        (lambda: gv.kl("k3", LOGP, None), "ref_logp is missing; allowed: a tensor"),
+        (lambda: gv.kl("k3", LOGP, LOGP[:1]), "ref_logp has shape [1, 3]; allowed: logp's, [2, 3]."),
+        (lambda: gv.soft_overlong_penalty([3, -1], 10, 5), "lengths holds -1 at [1]; allowed: a number of tokens"),
+        (lambda: gv.soft_overlong_penalty([math.inf, 1], 10, 5), "lengths holds inf at [0]"),
+        (lambda: gv.soft_overlong_penalty([3], math.nan, 5), "max_length=nan is out of range"),
+        (lambda: gv.soft_overlong_penalty([3], "10", 5), "max_length='10' is not a number"),
+        (lambda: gv.Counts.of(MASK * 0.5), "mask holds 0.5 at [0, 0]; allowed: 0 and 1, or True and False."),
+    ],
+)
+def test_the_small_functions_refuse(call, message):
+    refuses(message, call)
+
+
 # Options
 
 
