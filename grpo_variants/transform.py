@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from grpo_variants.checks import check_number
+from grpo_variants.checks import check_choice, check_number
 from grpo_variants.group_size import Doubt
 from grpo_variants.inputs import Samples
+from grpo_variants.masked import masked_mean, masked_sum
 
 
 class Transform(Protocol):
@@ -102,6 +103,37 @@ class PassAtK:
         best = (_log_choose(rank.double() - 1, drawn - 2) - subsets).exp() * rise
         value = low + (own + _sum_of_higher(best, rank, samples)).to(rewards.dtype)
         return torch.where(valid, torch.where(size > self.k, value, high), rewards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unlikeliness:
+    r"""A likely response counts less, \(r_i \mapsto r_i (1 - \mathrm{penalty}\, k_i / G)\) (arXiv 2506.02355).
+
+    \(k_i\) is the place of the response among its group by log-probability when sampled, the least likely first.
+    penalty: what the likeliest loses. of: the `mean` over its tokens, or their `sum`. first: the place of the least
+    likely, `zero` or `one`. Ties go by order of appearance.
+    """
+
+    penalty: float = 0.25
+    of: Literal["mean", "sum"] = "mean"
+    first: Literal["zero", "one"] = "zero"
+    of_group: ClassVar[bool] = True
+    reads_old_logp: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_number("transform.penalty", self.penalty, at_least=0)
+        check_choice("transform.of", self.of, ("mean", "sum"))
+        check_choice("transform.first", self.first, ("zero", "one"))
+
+    def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
+        """Rewards less their share: [N] -> [N]; needs `old_logp` and `mask`."""
+        mask = samples.need("mask", "transform=unlikeliness")
+        reduce = masked_mean if self.of == "mean" else masked_sum
+        likely = reduce(samples.need("old_logp", "transform=unlikeliness").double(), mask).squeeze(1)
+        place = samples.groups.ranks(likely, samples.valid) + (self.first == "one")
+        size = samples.groups.size(samples.valid).clamp(min=1)[samples.groups.ids]
+        return rewards * (1 - self.penalty * place.to(rewards.dtype) / size)
 
 
 def _sum_of_higher(value: Tensor, rank: Tensor, samples: Samples) -> Tensor:

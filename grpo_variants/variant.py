@@ -57,7 +57,12 @@ AXES: Mapping[str, Axis] = {
     ),
     "transform": Axis(
         ("advantage",),
-        {"none": transform.NoTransform, "verdict": transform.Verdict, "pass_at_k": transform.PassAtK},
+        {
+            "none": transform.NoTransform,
+            "verdict": transform.Verdict,
+            "pass_at_k": transform.PassAtK,
+            "unlikeliness": transform.Unlikeliness,
+        },
     ),
     "baseline": Axis(
         ("advantage",),
@@ -281,6 +286,11 @@ class Variant:
     def per_token(self) -> bool:
         """Whether the advantage rule gives one advantage a token."""
         return self.credit.per_token
+
+    @property
+    def reads_old_logp(self) -> bool:
+        """Whether the advantage rule reads log-probabilities of the policy that sampled, whatever its credit."""
+        return self.kl_in_reward or getattr(self.transform, "reads_old_logp", False)
 
     @property
     def remembers(self) -> bool:

@@ -53,7 +53,9 @@ def advantage_refusals(variant: Variant, extra: Collection[str] = ()) -> Iterato
     complaint = _dry_run(variant, extra)
     if complaint is None:
         return
-    extended = {words.EXTEND_HOST: True, words.V1: False, words.SUM_PI_SQUARED: True}
+    extended: words.Settings = {words.EXTEND_HOST: True, words.V1: False}
+    if _dry_run(variant, ("old_logp",)) is not None:
+        extended[words.SUM_PI_SQUARED] = True
     fixes = (Fix(extended),) if _dry_run(variant, EXTRA_INPUTS) is None else ()
     yield Finding(f"{variant.name}: verl does not hand this over to a plugin. {complaint}", fixes)
 

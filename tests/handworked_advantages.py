@@ -100,6 +100,24 @@ CASES: dict[str, Case] = {
         advantages=[n / LOO_STD for n in (-2, 1, -0.5, -1, 2.5)],
         **SCORE_SEQUENCE_SUM,
     ),
+    "unlikeliness": Case(
+        # Mean log-probabilities of old ln 0.5, ln 0.8, ln 0.9 (the mean of 0.81 and 1), ln 0.4: places 1, 2, 3, 0 of 4.
+        # Rewards 1 - 0.25/4, 1 - 0.5/4, 0, 1: mean 2.8125/4 = 0.703125. Deviations 0.234375, 0.171875, -0.703125,
+        # 0.296875, squares 0.0549316..., 0.0295410..., 0.4943848..., 0.0881348..., sum 0.6669921875; its third is the
+        # variance. The sum would put the third response at 0.81, in the same place.
+        rollouts={
+            "rewards": [1, 1, 0, 1],
+            "groups": [*"aaaa"],
+            "old_logp": logs([[0.5, 0.5], [0.8, 0.8], [0.81, 1.0], [0.4, _]]).nan_to_num(0.0),
+            "mask": [[True, True], [True, True], [True, True], [True, False]],
+        },
+        advantages=[n / ((0.6669921875 / 3) ** 0.5 + 1e-6) for n in (0.234375, 0.171875, -0.703125, 0.296875)],
+        # As CLIP_AND_KL_TOKEN_MEAN with 0.1 in place of 0.001.
+        **PAIR,
+        given=[1.5, -0.5],
+        loss=(-2.8 + 0.1 * 0.787682072452) / 5,
+        gradient=[[-0.1 / 5, (-1.65 + 0.05) / 5, -0.15], [0.05 / 5, _, (1 - 0.05) / 5]],
+    ),
     "maxrl": Case(
         # Group a, one right of four: mean 1/4. Group b, two of three: mean 2/3. Group c, none: 0.
         rollouts={"rewards": [1, 0, 0, 0, 1, 1, 0, 0, 0], "groups": [*"aaaa", *"bbb", *"cc"]},

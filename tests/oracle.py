@@ -38,6 +38,7 @@ class Sample(NamedTuple):
     group: Any
     length: int = 0
     greedy: float = math.nan
+    old: tuple = ()
 
 
 def siblings(sample, samples):
@@ -179,7 +180,9 @@ def usable(values, x):
 def sample_of(values, x, i, reward):
     length = x["lengths"][i] if x.get("lengths") else sum(x["mask"][i]) if x.get("mask") else 0
     greedy_reward = total(x["greedy_rewards"][i], x.get("reward_weights")) if x.get("greedy_rewards") else math.nan
-    return Sample(reward, x["groups"][i], length, greedy_reward)
+    scored = x["old_logp"][i] if x.get("old_logp") and x.get("mask") else []
+    old = tuple(lp for lp, m in zip(scored, x["mask"][i], strict=True) if m) if scored else ()
+    return Sample(reward, x["groups"][i], length, greedy_reward, old)
 
 
 def outcome(values, x):

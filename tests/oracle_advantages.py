@@ -282,7 +282,23 @@ def pass_at_k(values, sample, samples):
     return average([max([sample.reward, *chosen]) for chosen in combinations(others, drawn)])
 
 
-TRANSFORMS = {"none": lambda values, sample, samples: sample.reward, "verdict": verdict, "pass_at_k": pass_at_k}
+def unlikeliness(values, sample, samples):
+    """A reward less a share by how many of the group are less likely."""
+
+    def likely(s):
+        return sum(s.old) / max(len(s.old), 1) if values["transform.of"] == "mean" else sum(s.old)
+
+    group = sorted(group_of(sample, samples), key=likely)
+    place = next(n for n, other in enumerate(group) if other is sample) + (values["transform.first"] == "one")
+    return sample.reward * (1 - values["transform.penalty"] * place / len(group))
+
+
+TRANSFORMS = {
+    "none": lambda values, sample, samples: sample.reward,
+    "verdict": verdict,
+    "pass_at_k": pass_at_k,
+    "unlikeliness": unlikeliness,
+}
 
 
 # Selections: indices that stay

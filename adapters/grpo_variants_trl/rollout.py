@@ -118,8 +118,10 @@ def _rewards(trainer: Any, seen: Gathered, greedy: GreedyPass | None) -> dict[st
 def _token_inputs(variant: Variant, out: dict[str, Any], seen: Gathered) -> dict[str, Tensor]:
     """What the rule reads of every rank's tokens: [N, T] each."""
     named = {}
+    if variant.reads_old_logp:
+        named |= {"old_logp": "old_per_token_logps"}
     if variant.kl_in_reward:
-        named |= {"old_logp": "old_per_token_logps", "ref_logp": "ref_per_token_logps"}
+        named |= {"ref_logp": "ref_per_token_logps"}
     if isinstance(variant.credit, READS_ENTROPY):
         named |= {"entropy": "entropy"}
     if not (named or variant.per_token):

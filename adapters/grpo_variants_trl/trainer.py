@@ -189,7 +189,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         sampled = self._sampled(inputs)
         inputs, out = sampled.batch.inputs, sampled.batch.out
         greedy = None if self._greedy is None else self._greedy(inputs, group_size)
-        if self.variant.kl_in_reward:
+        if self.variant.reads_old_logp:
             self._add_old_logps(out)
         if isinstance(self.variant.credit, READS_ENTROPY):
             self._add_entropy(out)
@@ -237,7 +237,7 @@ class VariantGRPOTrainer(GRPOTrainer):
             _, out["entropy"], _ = self._score_tokens(self.model, out, batch_size=size, compute_entropy=True)
 
     def _add_old_logps(self, out: dict[str, Any]) -> None:
-        """A penalty in the reward needs the sampling policy's log-probabilities, which TRL skips on policy."""
+        """The advantage rule reads the sampling policy's log-probabilities, which TRL skips on policy."""
         if "old_per_token_logps" not in out:
             training = self.model.training
             size = self.args.per_device_train_batch_size if training else self.args.per_device_eval_batch_size

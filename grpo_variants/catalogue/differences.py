@@ -114,6 +114,16 @@ DIFFERENCES: tuple[Difference, ...] = (
         other="ratio=token,surrogate=clip",
     ),
     Difference(
+        member="unlikeliness",
+        about="place of a response, and its likelihood",
+        paper="from 1 for the least likely, by the sum of its log-probabilities",
+        section="the formula of the rank penalty, as third-party notes quote it",
+        code="from 0, by their mean",
+        file="AndreHe02/rewarding-unlikely-release, verl/trainer/ppo/ray_lean_trainer.py 630 to 684",
+        taken="code",
+        other="transform.first=one,transform.of=sum",
+    ),
+    Difference(
         member="dcpo",
         about="clip range, and mean",
         paper="0.16 and 0.2, mean over a response's tokens",

@@ -137,4 +137,5 @@ XU_PMD = Reference(
     "2602.05933",
 )
 XIONG = Reference("A Minimalist Approach to LLM Reasoning: from Rejection Sampling to Reinforce", 2025, "2504.11343")
+HE_UNLIKELINESS = Reference("Rewarding the Unlikely: Lifting GRPO Beyond Distribution Sharpening", 2025, "2506.02355")
 KIMI_K25 = Reference("Kimi K2.5: Visual Agentic Intelligence", 2026, "2602.02276")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from grpo_variants.aggregation import TokenMean
 from grpo_variants.baseline import GroupMean, NoBaseline, SecondBest
 from grpo_variants.catalogue.formulas import CLIP, CLIPPED
-from grpo_variants.catalogue.references import CHEN, SHRIVASTAVA, TANG, XIONG, ZHU
+from grpo_variants.catalogue.references import CHEN, HE_UNLIKELINESS, SHRIVASTAVA, TANG, XIONG, ZHU
 from grpo_variants.divergence import K3
+from grpo_variants.filters import ZeroVariance
 from grpo_variants.ratio import NoRatio, TokenRatio
 from grpo_variants.scale import Bernoulli, GroupStd
 from grpo_variants.selection import Mixed, Shortest
 from grpo_variants.surrogate import Clip, Reinforce
-from grpo_variants.transform import PassAtK, Verdict
+from grpo_variants.transform import PassAtK, Unlikeliness, Verdict
 from grpo_variants.variant import Variant
 
 # The clip over the responses that a verdict leaves.
@@ -184,6 +185,41 @@ SELECTIVE: tuple[Variant, ...] = (
             "`reinforce_rej,ratio=token,surrogate=clip`. With rewards of 0 and 1 only right responses learn, with -1 "
             "and 1 wrong ones too. The entropy bonus is the trainer's: entropy_coef=0.001 in TRL, "
             "actor.entropy_coeff=0.001 in verl."
+        ),
+    ),
+    Variant(
+        name="unlikeliness",
+        transform=Unlikeliness(),
+        baseline=GroupMean(),
+        scale=GroupStd(),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        kl=K3(beta=0.1),
+        aggregation=TokenMean(),
+        filter=ZeroVariance(),
+        summary="A right response counts less the likelier it was within its group, so that rare solutions are kept.",
+        formula=(
+            r"r'_i = r_i\Big(1 - 0.25\,\frac{k_i}{G}\Big),\ k_i = \text{place by } \frac{1}{l_i}\sum_t "
+            r"\log\pi_{\mathrm{old}}(y_{it}) \text{ from } 0,\quad A_i = \frac{r'_i - \operatorname{mean}_g r'}"
+            r"{\operatorname{std}_g r' + \epsilon},\quad "
+            rf"L = \frac{{1}}{{\sum_i l_i}}\sum_{{i,t}}\left[-{CLIP} + \beta\, k_3\right],\quad \beta = 0.1"
+        ),
+        confirmed=(
+            "The authors' code (AndreHe02/rewarding-unlikely-release at ca1cff05): the rule in "
+            "verl/trainer/ppo/ray_lean_trainer.py, lines 630 to 684, the filter there, lines 414 to 421, the loss in "
+            "verl/trainer/ppo/core_algos.py, lines 162 to 217; penalty of 0.25, k3 with 0.1 and token mean in "
+            "examples/lean/grpo.sh."
+        ),
+        references=(HE_UNLIKELINESS,),
+        hosts=(
+            ("trl", "no counterpart: rewards do not depend on how likely a response was"),
+            ("verl", "no counterpart: rewards do not depend on how likely a response was"),
+        ),
+        note=(
+            "The paper's formula, as third parties quote it, gives the least likely response place 1 and does not "
+            "divide by the length: `transform.first=one,transform.of=sum`. Every response then loses 0.25/G more. "
+            "Rewards are 0 and 1 there, so that wrong ones keep 0. Groups are told apart by the raw rewards, and "
+            "prompts drawn until 256 responses are there."
         ),
     ),
     Variant(

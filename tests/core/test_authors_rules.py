@@ -133,11 +133,19 @@ def double_sided(batch: list[Response], *, low: float, high: float) -> Tensor:
     return total / sum(r.length for r in batch)
 
 
+def rewarding_the_unlikely(batch: list[Response]) -> Tensor:
+    """AndreHe02/rewarding-unlikely-release, core_algos.py: PPO's clip and low_var_kl, both token means."""
+    policy = sum(clipped(r, 0.2, 0.2).sum() for r in batch)
+    kl = sum(((r.ref - r.lp).exp() - (r.ref - r.lp) - 1).sum() for r in batch)
+    return (0.1 * kl - policy) / sum(r.length for r in batch)
+
+
 Rule = Callable[[list[Response]], Tensor]
 # Losses by the spec that runs them: value and gradient are the authors', or the gradient alone.
 LOSSES: dict[str, Rule] = {
     "glm5": glm5,
     "raft_pp": raft_pp,
+    "unlikeliness": rewarding_the_unlikely,
     "hmpo": hmpo,
     "reinforce_rej": reinforce_rej,
     "glm5_agentic": partial(double_sided, low=0.2, high=0.2),
@@ -214,3 +222,32 @@ def test_advantages_are_the_authors(spec):
     found = gv.advantages(spec, torch.tensor(rewards, dtype=torch.float64), places)
     wanted = [a for group in GROUPS for a in ADVANTAGES[spec](group)]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), **CLOSE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_unlikely_are_rewarded_as_by_the_authors(seed):
+    """AndreHe02/rewarding-unlikely-release, _compute_advantages; the paper's formula has another place and no mean."""
+    x = step(seed)
+    rewards = np.random.default_rng(seed).integers(0, 2, len(x["mask"])).astype(float)
+    ids = [n // 6 for n in range(len(rewards))]
+    for spec, length, first in (
+        ("unlikeliness", True, 0),
+        ("unlikeliness,transform.of=sum,transform.first=one", False, 1),
+    ):
+        wanted: list[float] = []
+        for start in range(0, len(rewards), 6):
+            old = [x["old_logp"][i][x["mask"][i]] for i in range(start, start + 6)]
+            score = [float(lp.mean() if length else lp.sum()) for lp in old]
+            place = np.argsort(np.argsort(score)) + first
+            changed = rewards[start : start + 6] * (1 - 0.25 * place / 6)
+            wanted += list((changed - changed.mean()) / (changed.std(ddof=1) + 1e-6))
+        found = gv.advantages(spec, torch.tensor(rewards), ids, mask=x["mask"], old_logp=x["old_logp"])
+        torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), **CLOSE)
+
+
+def test_numbers_of_the_unlikely():
+    old = torch.tensor([[-0.5], [-0.2], [-0.1], [-0.9]], dtype=torch.float64)
+    inputs = {"mask": torch.ones(4, 1, dtype=torch.bool), "old_logp": old}
+    rewards = torch.tensor([1.0, 1, 0, 1], dtype=torch.float64)
+    found = gv.advantages("unlikeliness", rewards, ["q"] * 4, **inputs)
+    assert found.tolist() == pytest.approx([0.497062063, 0.364512179, -1.491186189, 0.629611946], abs=1e-8)

@@ -14,7 +14,8 @@ from grpo_variants.aggregation import Constant, LengthPower
 from grpo_variants.surrogate import Clip
 
 NAN = float("nan")
-GROUPED = [n for n in gv.names() if gv.get(n).baseline.of_group and not gv.get(n).per_token]
+# Without the one that tells equal rewards apart by how likely a response was.
+GROUPED = [n for n in gv.names() if gv.get(n).baseline.of_group and not gv.get(n).per_token and n != "unlikeliness"]
 BASELINES = ["group_mean", "leave_one_out", "length_weighted"]
 SCALES = ["none", "group_std", "batch_std", "batch_std,scale.of=centred,scale.over=tokens"]
 

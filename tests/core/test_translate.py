@@ -36,6 +36,7 @@ REFUSED = {
     "gtpo_entropy": "gives an estimator no entropies",
     "grpo_s": "gives an estimator no entropies",
     "otb": "extend_host=True",
+    "unlikeliness": "transform=unlikeliness needs old_logp=.*extend_host=True",
     "spo": "gives every prompt a new uid",
     "dcpo": "gives every prompt a new uid",
     "forking_tokens": "needs entropy=",

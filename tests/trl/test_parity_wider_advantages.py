@@ -94,6 +94,15 @@ def test_the_shortest_responses_are_learnt_from(tmp_path):
     assert length.max() > length.min()
 
 
+def test_log_probabilities_are_computed_where_a_reward_depends_on_them(tmp_path):
+    """On policy TRL computes none before the loss."""
+    _, out = rollouts(tmp_path, "gv_unlikeliness", rewards=given(MIXED))
+    rewards, ids = torch.tensor(MIXED).squeeze(1), [i // 4 for i in range(16)]
+    tokens = {"mask": out["completion_mask"].bool(), "old_logp": out["old_per_token_logps"]}
+    torch.testing.assert_close(out["advantages"], gv.advantages("unlikeliness", rewards, ids, **tokens))
+    assert (out["advantages"] - gv.advantages("grpo", rewards, ids)).abs().max() > 0.01
+
+
 def test_entropies_are_computed_where_a_variant_reads_them(tmp_path):
     made, out = rollouts(tmp_path, "gv_gtpo_entropy", rewards=given(MIXED))
     mask, value = out["completion_mask"].bool(), out["advantages"]

@@ -208,6 +208,15 @@ def test_with_extend_host_the_optimal_token_baseline_is_not_refused():
     assert found.fixes[0].settings["actor_rollout_ref.actor.calculate_sum_pi_squared"] is True
 
 
+def test_with_extend_host_rewards_may_depend_on_old_log_probabilities():
+    assert list(advantage_refusals(gv.get("unlikeliness"), ("old_logp",))) == []
+    (found,) = advantage_refusals(gv.get("unlikeliness"))
+    assert found.sentence(lambda key: None).endswith(
+        "transform=unlikeliness needs old_logp=; pass it to gv.advantages (or gv.Rollouts). "
+        "Fix: ++algorithm.grpo_variants.extend_host=True trainer.use_v1=False"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
