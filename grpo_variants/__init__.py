@@ -1,6 +1,6 @@
 """One exact definition of every member of the GRPO family: tensors in, tensors out."""
 
-from grpo_variants.advantage import advantages
+from grpo_variants.advantage import advantages, selected
 from grpo_variants.catalogue import names, register
 from grpo_variants.divergence import kl
 from grpo_variants.filters import keep_groups
@@ -33,5 +33,6 @@ __all__ = [
     "policy_loss",
     "register",
     "row_weights",
+    "selected",
     "soft_overlong_penalty",
 ]

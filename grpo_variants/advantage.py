@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -67,16 +68,47 @@ def advantages(
     return advantages_of(variant, rollouts, state)
 
 
+def selected(
+    variant: Variant | str,
+    rewards: Any = None,
+    groups: Any = None,
+    *,
+    state: Memory | None = None,
+    **inputs: Any,
+) -> Tensor:
+    """Which of N responses a variant's selection leaves in the loss: train on these rows only.
+
+    The arguments are those of `advantages`; a rule that remembers gets a copy of its memory.
+    Returns [N] bool: all of the valid ones, unless the selection drops some (`max_variance`, `largest_advantage`).
+    Raises ValueError as `advantages` does.
+    """
+    variant = resolve(variant)
+    rollouts = _as_rollouts(rewards, groups, inputs)
+    _check_state(variant, state)
+    check_rollouts(rollouts)
+    return _plain_advantages(variant, rollouts, copy.deepcopy(state))[1]
+
+
 def advantages_of(variant: Variant, rollouts: Rollouts, state: Memory | None = None) -> Tensor:
     """`advantages` without a word on the sizes of groups, which a trainer's adapter says once, at the start."""
+    return advantages_and_rows(variant, rollouts, state)[0]
+
+
+def advantages_and_rows(
+    variant: Variant, rollouts: Rollouts, state: Memory | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Advantages, and which responses [N] stay in the loss where the selection drops some; None where all do."""
     _check_state(variant, state)
     check_rollouts(rollouts)
     value = fast_advantages(variant, rollouts)
-    return _plain_advantages(variant, rollouts, state) if value is None else value
+    if value is not None:
+        return value, None
+    value, kept = _plain_advantages(variant, rollouts, state)
+    return value, kept if variant.selection.drops else None
 
 
-def _plain_advantages(variant: Variant, rollouts: Rollouts, state: Memory | None) -> Tensor:
-    """`advantages`, part by part."""
+def _plain_advantages(variant: Variant, rollouts: Rollouts, state: Memory | None) -> tuple[Tensor, Tensor]:
+    """Advantages part by part, and which responses are learnt from."""
     samples = read_rollouts(rollouts, variant.singleton, state)
     _check_matrix(variant, samples)
     try:
@@ -91,14 +123,15 @@ def _plain_advantages(variant: Variant, rollouts: Rollouts, state: Memory | None
 
 
 @torch.no_grad()
-def _by_parts(variant: Variant, samples: Samples) -> Tensor:
+def _by_parts(variant: Variant, samples: Samples) -> tuple[Tensor, Tensor]:
     penalty = variant.kl if variant.kl is not None and variant.kl.placement == "reward" else None
     samples = replace(samples, valid=_with_baseline(variant, samples))
     samples = replace(samples, valid=variant.selection(samples))
     samples = replace(samples, rewards=variant.transform(samples.rewards, samples))
     value = variant.credit(samples, Rule(variant.baseline, variant.scale, penalty))
-    valid = samples.valid if value.dim() == 1 else samples.valid.unsqueeze(1)
-    return narrow(torch.where(valid, value, torch.zeros_like(value)), samples.dtype)
+    kept = variant.selection.by_advantage(value, samples)
+    learnt = kept if value.dim() == 1 else kept.unsqueeze(1)
+    return narrow(torch.where(learnt, value, torch.zeros_like(value)), samples.dtype), kept
 
 
 def _check_matrix(variant: Variant, samples: Samples) -> None:
@@ -106,9 +139,10 @@ def _check_matrix(variant: Variant, samples: Samples) -> None:
     count, width = samples.components.shape
     compares = any(getattr(part, "of_group", False) for part in (variant.baseline, variant.scale))
     named = samples.rollouts.reward_weights is not None
-    if compares and not named and width > 1 and count == samples.groups.count > 1:
+    if compares and not named and width > 1 and count == samples.groups.count:
+        responses = "one response" if count == 1 else f"{count} responses"
         raise ValueError(
-            f"rewards is [{count}, {width}] and each row has a group of its own: {count} responses without a sibling, "
+            f"rewards is [{count}, {width}] and each row has a group of its own: {responses} without a sibling, "
             f"and {width} reward functions. For {width} responses to each of {count} prompts give "
             f"rewards.flatten() and groups=[p for p in range({count}) for _ in range({width})]; for {width} reward "
             "functions give reward_weights= too."

@@ -218,6 +218,13 @@ FENCES: tuple[Fence, ...] = (
         _fixed({"baseline": "none"}, {"selection": "none"}),
     ),
     Fence(
+        "selection",
+        ("credit",),
+        lambda v: v.selection.after and v.credit.per_token,
+        "goes by one advantage per response, not one a token",
+        _fixed({"credit": "outcome"}, {"selection": "none"}),
+    ),
+    Fence(
         "credit",
         ("kl.placement",),
         lambda v: isinstance(v.credit, token_credit._EntropyCredit) and v.kl_in_reward,

@@ -53,6 +53,8 @@ AXES: Mapping[str, Axis] = {
             "shortest": selection.Shortest,
             "efficient": selection.Efficient,
             "mixed": selection.Mixed,
+            "max_variance": selection.MaxVariance,
+            "largest_advantage": selection.LargestAdvantage,
         },
     ),
     "transform": Axis(

@@ -50,6 +50,13 @@ def advantage_refusals(variant: Variant, extra: Collection[str] = ()) -> Iterato
     if reason is not None:
         yield reason
         return
+    if variant.selection.drops:
+        yield Finding(
+            f"{variant.name}: its selection takes responses out of the loss and its counts, and verl trains on every "
+            "response.",
+            (Fix(advantage={"selection": "none"}),),
+        )
+        return
     complaint = _dry_run(variant, extra)
     if complaint is None:
         return

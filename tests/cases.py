@@ -206,6 +206,8 @@ FIELD_VALUES = {
     "credit.above": (0.0, 0.4),
     "credit.tail": ("zero", "own"),
     "selection.keep": (1, 2, 8),
+    "selection.share": (0.25, 0.5),
+    "selection.over": ("group", "batch"),
     "transform.right": (0.1, 1.0),
     "transform.wrong": (-1.0, 0.0),
     "transform.above": (0.0, 0.5),
@@ -338,6 +340,7 @@ RETURNS = "credit=reward_to_go"
 IN_REWARD = "kl.placement=reward,kl.beta=0.3"
 # Together with the registered variants, these set every choice and every field that the core computes with; a test of
 # the oracle says which one is missing.
+OVER = ("group", "batch")
 SPECS = (
     # baselines, bare and scaled
     *(f"rloo,baseline={b}" for b in AXES["baseline"].choices),
@@ -369,6 +372,8 @@ SPECS = (
     *(f"grpo,scale=smoothed_std,scale.ddof={ddof}" for ddof in (0, 1)),
     *(f"grpo,baseline=partition,baseline.tau={t},baseline.floor={f}" for t in (0.01, 0.5) for f in (1e-3, "none")),
     # selections and transforms
+    *(f"grpo,selection=max_variance,selection.keep={k}" for k in (1, 2, 3)),
+    *(f"grpo,selection=largest_advantage,selection.share={s},selection.over={o}" for s in (0.3, 0.7) for o in OVER),
     "reinforce,selection=mixed",
     "grpo,selection=mixed,scale=batch_std",
     *(f"grpo,selection={s},selection.keep={k}" for s in ("shortest", "efficient") for k in (1, 2)),

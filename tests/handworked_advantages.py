@@ -100,6 +100,28 @@ CASES: dict[str, Case] = {
         advantages=[n / LOO_STD for n in (-2, 1, -0.5, -1, 2.5)],
         **SCORE_SEQUENCE_SUM,
     ),
+    "cppo": Case(
+        # Group a: mean 3/4, deviations 5/4, 1/4, -3/4, -3/4, variance 2.75/3; the largest are the first and, of two
+        # that are equal, the third. Group b: mean 3/4, deviations 1/4 three times and -3/4, variance 1/4; the first and
+        # the last.
+        rollouts={"rewards": [2, 1, 0, 0, 1, 1, 1, 0], "groups": [*"aaaabbbb"]},
+        advantages=[
+            *(1.25 / ((2.75 / 3) ** 0.5 + 1e-4), 0, -0.75 / ((2.75 / 3) ** 0.5 + 1e-4), 0),
+            *(0.25 / 0.5001, 0, 0, -0.75 / 0.5001),
+        ],
+        # As CLIP_AND_KL_TOKEN_MEAN with 0.04 in place of 0.001.
+        **PAIR,
+        given=[1.5, -0.5],
+        loss=(-2.8 + 0.04 * 0.787682072452) / 5,
+        gradient=[[-0.04 / 5, (-1.65 + 0.02) / 5, -0.15], [0.02 / 5, _, (1 - 0.02) / 5]],
+    ),
+    "pods": Case(
+        # Ten wrong, eight right: with all of the highest 16 and with 8 of each the variance is 1/4, so the highest. The
+        # first two wrong ones are out; mean 1/2, variance 16 (1/4) / 15.
+        rollouts={"rewards": [0] * 10 + [1] * 8, "groups": ["a"] * 18},
+        advantages=[n / ((4 / 15) ** 0.5 + 1e-4) for n in [0] * 2 + [-0.5] * 8 + [0.5] * 8],
+        **CLIP_SEQUENCE_MEAN,
+    ),
     "unlikeliness": Case(
         # Mean log-probabilities of old ln 0.5, ln 0.8, ln 0.9 (the mean of 0.81 and 1), ln 0.4: places 1, 2, 3, 0 of 4.
         # Rewards 1 - 0.25/4, 1 - 0.5/4, 0, 1: mean 2.8125/4 = 0.703125. Deviations 0.234375, 0.171875, -0.703125,

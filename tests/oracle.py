@@ -311,7 +311,12 @@ CREDITS |= dict.fromkeys(wider.CREDITS, own_rule)
 
 def advantages(values, x):
     """Advantages of a batch of rollouts: a list of N numbers, or of N lists of T."""
-    return CREDITS[values["credit"]](values, x)
+    found = CREDITS[values["credit"]](values, x)
+    if values["selection"] != "largest_advantage":
+        return found
+    samples = {i: sample_of(values, x, i, 0.0) for i in usable(values, x)}
+    kept = wider.largest_advantage(values, found, samples)
+    return [number if i in kept else 0.0 for i, number in enumerate(found)]
 
 
 # The loss: everything that follows is about one response, its valid tokens only

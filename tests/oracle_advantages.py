@@ -5,6 +5,7 @@ A sample has a reward, a group and a length; `values` are those of a spec string
 """
 
 import math
+import statistics
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import combinations
@@ -323,9 +324,34 @@ def mixed(values, samples):
     return [i for i, s in samples.items() if stays(s)]
 
 
+def max_variance(values, samples):
+    """Every way to keep so many highest and the rest lowest, tried in the order in which ties go."""
+    kept, keep = [], values["selection.keep"]
+    for group in {s.group: None for s in samples.values()}:
+        members = sorted((s.reward, i) for i, s in samples.items() if s.group == group)
+        ways = [members[: keep - high] + members[len(members) - high :] for high in (keep, *range(keep))]
+        spread = [statistics.pvariance([Fraction(reward) for reward, _ in way]) for way in ways] or [0]
+        best = members if len(members) <= keep else ways[spread.index(max(spread))]
+        kept += [i for _, i in best]
+    return sorted(kept)
+
+
+def largest_advantage(values, found, samples):
+    """Indices that stay, of the advantages by index."""
+    whole = values["selection.over"] == "batch"
+    kept = []
+    for group in {None: None} if whole else {s.group: None for s in samples.values()}:
+        members = [i for i, s in samples.items() if whole or s.group == group]
+        count = max(math.floor(len(members) * values["selection.share"] + 1e-9), 1)
+        kept += sorted(members, key=lambda i: -abs(found[i]))[:count]
+    return kept
+
+
 SELECTIONS = {
     "none": lambda values, samples: list(samples),
     "shortest": cheapest(lambda s: s.length),
     "efficient": cheapest(lambda s: -s.reward / max(s.length, 1)),
     "mixed": mixed,
+    "max_variance": max_variance,
+    "largest_advantage": lambda values, samples: list(samples),
 }

@@ -9,7 +9,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_variants import Memory, Rollouts, Variant, soft_overlong_penalty
-from grpo_variants.advantage import advantages_of
+from grpo_variants.advantage import advantages_and_rows
 from grpo_variants.aggregation import drops_rows, with_signal
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.shaping import Penalty
@@ -97,7 +97,9 @@ def variant_advantages(
         **rewards,
         **(tokens if steps is None else steps.inputs()),
     )
-    value = advantages_of(variant, rollouts, state)
+    value, kept = advantages_and_rows(variant, rollouts, state)
+    if kept is not None:
+        _keep(trainer, out, seen.own(kept))
     return value if steps is None else steps.spread(value, tokens["mask"])
 
 
@@ -152,8 +154,8 @@ def drop_responses(trainer: Any, out: dict[str, Any]) -> None:
 
 
 def _keep(trainer: Any, out: dict[str, Any], rows: Tensor) -> None:
-    """Keep some of this rank's responses [B] in the loss, and count what is left on every rank."""
-    out[KEEP] = rows
+    """Keep some of this rank's responses [B] in the loss, of those that are, and count what is left on every rank."""
+    out[KEEP] = rows & out[KEEP] if KEEP in out else rows
     out["num_items_in_batch"] = trainer.accelerator.gather(loss_mask(out).sum()).sum()
 
 

@@ -114,6 +114,16 @@ DIFFERENCES: tuple[Difference, ...] = (
         other="ratio=token,surrogate=clip",
     ),
     Difference(
+        member="cppo",
+        about="what the largest are of",
+        paper="of each prompt's responses",
+        section="its formula, by the readme",
+        code="of all responses of the batch",
+        file="lzhxmu/CPPO, cppo_verl/recipe/cppo/src/cppo_ray_trainer.py 309 to 328",
+        taken="paper",
+        other="selection.over=batch",
+    ),
+    Difference(
         member="unlikeliness",
         about="place of a response, and its likelihood",
         paper="from 1 for the least likely, by the sum of its log-probabilities",

@@ -139,3 +139,9 @@ XU_PMD = Reference(
 XIONG = Reference("A Minimalist Approach to LLM Reasoning: from Rejection Sampling to Reinforce", 2025, "2504.11343")
 HE_UNLIKELINESS = Reference("Rewarding the Unlikely: Lifting GRPO Beyond Distribution Sharpening", 2025, "2506.02355")
 KIMI_K25 = Reference("Kimi K2.5: Visual Agentic Intelligence", 2026, "2602.02276")
+LIN_CPPO = Reference(
+    "CPPO: Accelerating the Training of Group Relative Policy Optimization-Based Reasoning Models", 2025, "2503.22342"
+)
+XU_PODS = Reference(
+    "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning", 2025, "2504.13818"
+)

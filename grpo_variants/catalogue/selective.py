@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from grpo_variants.aggregation import TokenMean
+from grpo_variants.aggregation import SequenceMean, TokenMean
 from grpo_variants.baseline import GroupMean, NoBaseline, SecondBest
 from grpo_variants.catalogue.formulas import CLIP, CLIPPED
-from grpo_variants.catalogue.references import CHEN, HE_UNLIKELINESS, SHRIVASTAVA, TANG, XIONG, ZHU
+from grpo_variants.catalogue.references import CHEN, HE_UNLIKELINESS, LIN_CPPO, SHRIVASTAVA, TANG, XIONG, XU_PODS, ZHU
 from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
 from grpo_variants.ratio import NoRatio, TokenRatio
 from grpo_variants.scale import Bernoulli, GroupStd
-from grpo_variants.selection import Mixed, Shortest
+from grpo_variants.selection import LargestAdvantage, MaxVariance, Mixed, Shortest
 from grpo_variants.surrogate import Clip, Reinforce
 from grpo_variants.transform import PassAtK, Unlikeliness, Verdict
 from grpo_variants.variant import Variant
@@ -185,6 +185,70 @@ SELECTIVE: tuple[Variant, ...] = (
             "`reinforce_rej,ratio=token,surrogate=clip`. With rewards of 0 and 1 only right responses learn, with -1 "
             "and 1 wrong ones too. The entropy bonus is the trainer's: entropy_coef=0.001 in TRL, "
             "actor.entropy_coeff=0.001 in verl."
+        ),
+    ),
+    Variant(
+        name="cppo",
+        selection=LargestAdvantage(),
+        baseline=GroupMean(),
+        scale=GroupStd(eps=1e-4),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        kl=K3(beta=0.04),
+        aggregation=TokenMean(),
+        summary="Completion pruning: GRPO's advantages, of which the half that is largest is learnt from.",
+        formula=(
+            r"A_i = \frac{r_i - \operatorname{mean}_g r}{\operatorname{std}_g r + 10^{-4}},\quad "
+            r"S_g = \text{the } \lfloor G/2 \rfloor \text{ of largest } |A_i|,\quad "
+            rf"L = \frac{{1}}{{\sum_{{i\in S}} l_i}}\sum_{{i\in S}}\sum_t\left[-{CLIP} + \beta\, k_3\right],\quad "
+            r"\beta = 0.04"
+        ),
+        confirmed=(
+            "lzhxmu/CPPO at 52faeb37: advantages, pruning and loss in src/open_r1/grpo_trainer_gsm.py, lines 875 to "
+            "930 and 1033 to 1046; half of the responses in scripts/CPPO_gsm.sh and scripts/CPPO_math.sh. The number "
+            "per prompt is the readme's, README.md. Of the paper the abstract was read."
+        ),
+        references=(LIN_CPPO,),
+        hosts=(
+            ("trl", "no counterpart: every response stays in the loss"),
+            ("verl", "no counterpart: every response stays in the loss"),
+        ),
+        note=(
+            "The readme keeps so many responses of each prompt. The authors' trainer removes the smallest of a rank's "
+            "batch, their recipe for verl of all ranks' batch: `selection.over=batch`. They make two updates from a "
+            "batch. Their readme's best shares kept are 0.125 for GSM8K and 0.25 for MATH (selection.share). Drawing "
+            "more prompts in place of what was pruned only fills the batch, and is not done. As a function, train on "
+            "the rows that `gv.selected` names. CPPO with a cumulative prefix (arXiv 2606.10968) is another algorithm."
+        ),
+    ),
+    Variant(
+        name="pods",
+        selection=MaxVariance(),
+        baseline=GroupMean(),
+        scale=GroupStd(eps=1e-4),
+        ratio=TokenRatio(),
+        surrogate=Clip(),
+        aggregation=SequenceMean(),
+        summary="GRPO on the 16 responses of a larger group whose rewards vary most: some of the best and the worst.",
+        formula=(
+            r"S_g = \arg\max_{|S| = 16} \operatorname{var}_S r,\quad "
+            r"A_i = \frac{r_i - \operatorname{mean}_{S_g} r}{\operatorname{std}_{S_g} r + 10^{-4}},\quad "
+            rf"L = -\frac{{1}}{{|S|}}\sum_{{i\in S}}\frac{{1}}{{l_i}}\sum_t {CLIP}"
+        ),
+        confirmed=(
+            "YixuanEvenXu/pods at 187f43b6: selection, advantages and loss in trainer/maxvargrpo_trainer.py, lines 499 "
+            "to 538 and 585 to 588; 64 responses of which 16 are kept in scripts/plot.py, whose names are those of its "
+            "runs. Of the paper the abstract was read."
+        ),
+        references=(XU_PODS,),
+        hosts=(
+            ("trl", "no counterpart: every response stays in the loss"),
+            ("verl", "no counterpart: every response stays in the loss"),
+        ),
+        note=(
+            "The authors make one update from a batch, where the clip has no part. They draw 64 responses and keep 16 "
+            "on GSM8K, 32 and 8 on MATH: num_generations and selection.keep. Their KL is 0.04 by default and 0 in "
+            "config/train.yaml (kl=k3,kl.beta=0.04). As a function, train on the rows that `gv.selected` names."
         ),
     ),
     Variant(

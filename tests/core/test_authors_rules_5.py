@@ -121,3 +121,75 @@ def test_qaes_quantile_is_a_reward_that_occurs_or_lies_between_two():
     readme = gv.advantages("qae,baseline.interpolation=linear", rewards, ["q"] * 8)
     assert_close(readme, (rewards - torch.quantile(rewards, 0.4)) / deviation, **EXACT)
     assert torch.quantile(rewards, 0.4).item() == pytest.approx(0.8)
+
+
+def most_varied(rewards, keep):
+    """YixuanEvenXu/pods, trainer/maxvargrpo_trainer.py 499 to 538: so many of the best, the rest of the worst."""
+    order = sorted(range(len(rewards)), key=lambda i: rewards[i])
+    best, chosen = None, None
+    for high in (keep, *range(keep)):
+        way = order[: keep - high] + order[len(order) - high :]
+        mean = sum(rewards[i] for i in way) / keep
+        spread = sum((rewards[i] - mean) ** 2 for i in way) / keep
+        if best is None or spread > best + 1e-12:
+            best, chosen = spread, way
+    return chosen
+
+
+@pytest.mark.parametrize("keep", [2, 3, 4])
+@pytest.mark.parametrize(
+    "rewards", [[3, 2.5, 1, 0.5, 0, 0], [1, 0, 1, 1, 0, 1, 1, 1], [0.1, 0.7, 0.2, 0.9, 0.4], [2] * 5]
+)
+def test_pods_learns_from_the_rewards_that_vary_most(rewards, keep):
+    spec, ids = f"pods,selection.keep={keep}", ["q"] * len(rewards)
+    given = torch.tensor(rewards, dtype=torch.float64)
+    kept = most_varied(rewards, keep)
+    assert gv.selected(spec, given, ids).nonzero().flatten().tolist() == sorted(kept)
+    chosen = given[sorted(kept)]
+    wanted = torch.zeros(len(rewards), dtype=torch.float64)
+    wanted[sorted(kept)] = (chosen - chosen.mean()) / (chosen.std() + 1e-4)
+    assert_close(gv.advantages(spec, given, ids), wanted, **EXACT)
+
+
+def test_pods_by_numbers():
+    rewards = torch.tensor([3, 2.5, 1, 0.5, 0, 0]).double()
+    found = gv.advantages("pods,selection.keep=4,scale.eps=0", rewards, ["q"] * 6)
+    assert found.tolist() == pytest.approx([1.015129452, 0.702781928, 0, 0, -0.858955690, -0.858955690])
+
+
+def pruned(advantages, share):
+    """lzhxmu/CPPO, src/open_r1/grpo_trainer_gsm.py 875 to 930: the largest |A|, of what it is handed."""
+    order = sorted(range(len(advantages)), key=lambda i: -abs(advantages[i]))
+    return sorted(order[: max(int(len(advantages) * share), 1)])
+
+
+def test_cppo_learns_from_the_largest_advantages_of_a_prompt_or_of_the_batch():
+    rewards, ids = torch.tensor([2, 1, 0, 0, 1, 1, 1, 0]).double(), [*"aaaabbbb"]
+    groups = [rewards[:4], rewards[4:]]
+    whole = torch.cat([(r - r.mean()) / (r.std() + 1e-4) for r in groups])
+    for spec, rows in (
+        ("cppo", pruned(whole[:4].tolist(), 0.5) + [4 + i for i in pruned(whole[4:].tolist(), 0.5)]),
+        ("cppo,selection.over=batch", pruned(whole.tolist(), 0.5)),
+        ("cppo,selection.share=0.25", [0, 7]),
+    ):
+        kept = gv.selected(spec, rewards, ids)
+        assert kept.nonzero().flatten().tolist() == rows
+        assert_close(gv.advantages(spec, rewards, ids), torch.where(kept, whole, 0.0), **EXACT)
+
+
+def test_rows_that_are_pruned_are_in_no_mean_and_have_no_kl():
+    """The loss of the rows that `gv.selected` names is that of the batch in which the others do not exist."""
+    x, ids = step(0), [*"aaaaabbbbb"]
+    rewards = torch.tensor([1, 0, 0.5, 0, 0, 1, 1, 0, 0, 1]).double()
+    kept = gv.selected("cppo", rewards, ids)
+    advantages = gv.advantages("cppo", rewards, ids)
+    assert kept.tolist() == (advantages != 0).tolist()
+    own = {name: value[kept] for name, value in x.items()} | {"advantages": advantages[kept]}
+    total, count = 0.0, 0
+    for row in rows({**x, "advantages": advantages}):
+        if row["a"] == 0:
+            continue
+        u = row["ref_logp"] - row["logp"]
+        total, count = total + (ppo(row) + 0.04 * (u.exp() - u - 1)).sum(), count + len(u)
+    assert count < x["mask"].sum()
+    assert_close(gv.policy_loss("cppo", gv.Tokens(**own)).loss, total / count, **EXACT)

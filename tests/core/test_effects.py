@@ -67,6 +67,8 @@ PAIRS = {
     "credit.above": (0.0, 0.3),
     "credit.tail": ("zero", "own"),
     "selection.keep": (1, 3),
+    "selection.share": (0.3, 0.7),
+    "selection.over": ("group", "batch"),
     "transform.right": (0.1, 1.0),
     "transform.wrong": (-1.0, -0.5),
     "transform.above": (0.0, 2.0),

@@ -321,6 +321,10 @@ def test_refusals_say_what_was_given_and_what_is_allowed(spec):
 
 
 FENCED = {
+    "dapo,selection=largest_advantage,credit=reward_to_go": (
+        "dapo: selection=largest_advantage goes by one advantage per response, not one a token; got credit="
+        "reward_to_go. Choose credit=outcome, or selection=none."
+    ),
     "rloo,selection=mixed": (
         "rloo: selection=mixed leaves out groups of equal rewards, whose advantages a comparison within the group "
         "makes 0 anyway; got baseline=leave_one_out. Choose baseline=none, or selection=none."

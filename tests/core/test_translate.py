@@ -36,6 +36,8 @@ REFUSED = {
     "gtpo_entropy": "gives an estimator no entropies",
     "grpo_s": "gives an estimator no entropies",
     "otb": "extend_host=True",
+    "cppo": "verl trains on every response",
+    "pods": "verl trains on every response",
     "unlikeliness": "transform=unlikeliness needs old_logp=.*extend_host=True",
     "spo": "gives every prompt a new uid",
     "dcpo": "gives every prompt a new uid",

@@ -217,6 +217,13 @@ def test_a_matrix_of_prompts_by_responses_is_no_table_of_reward_functions():
     for spec in ("grpo", "rloo", "opo"):
         given = {"lengths": [1, 1]} if spec == "opo" else {}
         refuses("rewards is [2, 3] and each row has a group of its own", gv.advantages, spec, rewards, [0, 1], **given)
+    refuses(
+        "rewards is [1, 3] and each row has a group of its own: one response without a sib",
+        gv.advantages,
+        "grpo",
+        [[1.0, 0, 0]],
+        ["q"],
+    )
     message = "groups has 6 entries and rewards is [2, 3], which reads as 2 responses with 3 reward functions; for a"
     refuses(message, gv.advantages, "grpo", rewards, [0, 0, 0, 1, 1, 1])
     refuses(message, gv.keep_groups, rewards, [0, 0, 0, 1, 1, 1])

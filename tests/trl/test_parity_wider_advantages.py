@@ -94,6 +94,17 @@ def test_the_shortest_responses_are_learnt_from(tmp_path):
     assert length.max() > length.min()
 
 
+@pytest.mark.parametrize("spec", ["pods,selection.keep=2", "cppo", "cppo,selection.over=batch,selection.share=0.25"])
+def test_responses_that_are_pruned_leave_the_loss_and_its_counts(tmp_path, spec):
+    _, out = rollouts(tmp_path, f"gv_{spec}", rewards=given(MIXED))
+    rewards, ids = torch.tensor(MIXED).squeeze(1), [i // 4 for i in range(16)]
+    kept = gv.selected(spec, rewards, ids)
+    assert kept.sum() == (4 if "batch" in spec else 8)
+    assert out["gv_keep"].tolist() == kept.tolist()
+    assert out["num_items_in_batch"] == out["completion_mask"][kept].sum()
+    torch.testing.assert_close(out["advantages"], gv.advantages(spec, rewards, ids))
+
+
 def test_log_probabilities_are_computed_where_a_reward_depends_on_them(tmp_path):
     """On policy TRL computes none before the loss."""
     _, out = rollouts(tmp_path, "gv_unlikeliness", rewards=given(MIXED))
