@@ -15,6 +15,7 @@ import grpo_variants as gv
 from benchmarks.case import Case, Setup
 from grpo_variants import fast
 from grpo_variants.fast import compiled
+from grpo_variants.objective import loss_of
 
 SPEC = "dapo,conventions={}"
 FLOOR = "floor: the same memory"
@@ -56,7 +57,8 @@ def _ours(spec: str, given: dict[str, Tensor], counts: gv.Counts, mode: str) -> 
 
     def loss(leaf: Tensor) -> Tensor:
         with fast.mode(mode):
-            return gv.policy_loss(variant, gv.Tokens(logp=leaf, **inputs), counts).loss
+            # What both adapters call: gv.policy_loss looks at its inputs' numbers first.
+            return loss_of(variant, gv.Tokens(logp=leaf, **inputs), counts).loss
 
     return _step(given["logp"], loss)
 
