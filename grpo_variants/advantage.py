@@ -135,7 +135,7 @@ def _by_parts(variant: Variant, samples: Samples) -> tuple[Tensor, Tensor]:
 
 
 def _check_matrix(variant: Variant, samples: Samples) -> None:
-    """Raise ValueError for rewards [P, G] with an id a prompt, read as [N, K]: no response then has a sibling."""
+    """Raise ValueError for rewards [P, G] with an id per prompt, read as [N, K]: no response then has a sibling."""
     count, width = samples.components.shape
     compares = any(getattr(part, "of_group", False) for part in (variant.baseline, variant.scale))
     named = samples.rollouts.reward_weights is not None

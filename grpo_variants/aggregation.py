@@ -1,4 +1,4 @@
-"""Aggregation: one weight a response. Each maps (lengths [N], counts, group tokens [N] or None) -> [N].
+"""Aggregation: one weight per response. Each maps (lengths [N], counts, group tokens [N] or None) -> [N].
 
 The loss is the weighted sum over responses of their masked token sums, so a rule is nothing but its weights, and these
 are made of counts of the whole optimizer step: no split into micro-batches or over ranks changes the loss.

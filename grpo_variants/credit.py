@@ -29,12 +29,12 @@ class Credit(Protocol):
 
     @property
     def per_token(self) -> bool:
-        """Whether it gives one advantage a token."""
+        """Whether it gives one advantage per token."""
         ...
 
     @property
     def of_outcome(self) -> bool:
-        """Whether it reads one reward a response, which a transform may change."""
+        """Whether it reads one reward per response, which a transform may change."""
         ...
 
     def __call__(self, samples: Samples, rule: Rule) -> Tensor:
@@ -44,7 +44,7 @@ class Credit(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    r"""One advantage a response, \(A_i = (r_i - b_i)/\mathrm{scale}\), for all of its tokens."""
+    r"""One advantage per response, \(A_i = (r_i - b_i)/\mathrm{scale}\), for all of its tokens."""
 
     per_token: ClassVar[bool] = False
     of_outcome: ClassVar[bool] = True

@@ -180,21 +180,21 @@ FENCES: tuple[Fence, ...] = (
         "surrogate",
         ("credit",),
         lambda v: v.surrogate.per_response and v.credit.per_token,
-        "takes one advantage per response, not one a token",
+        "takes one advantage per response, not one per token",
         _fixed({"credit": "outcome"}, {"surrogate": "clip"}),
     ),
     Fence(
         "surrogate",
         ("ratio",),
         lambda v: isinstance(v.surrogate, Aspo) and v.surrogate.fraction is not None and v.ratio.per_sequence,
-        "has a range by the entropy of each token and takes one ratio a token",
+        "has a range by the entropy of each token and takes one ratio per token",
         _fixed({"ratio": "token"}, {"ratio": "sequence_token"}, {"surrogate.fraction": "none"}),
     ),
     Fence(
         "ratio",
         ("credit",),
         lambda v: v.ratio.per_sequence and v.credit.per_token,
-        "has one value per response and takes one advantage per response, not one a token",
+        "has one value per response and takes one advantage per response, not one per token",
         _fixed({"ratio": "sequence_token"}, {"ratio": "token"}, {"credit": "outcome"}),
     ),
     Fence(
@@ -221,7 +221,7 @@ FENCES: tuple[Fence, ...] = (
         "selection",
         ("credit",),
         lambda v: v.selection.after and v.credit.per_token,
-        "goes by one advantage per response, not one a token",
+        "goes by one advantage per response, not one per token",
         _fixed({"credit": "outcome"}, {"selection": "none"}),
     ),
     Fence(

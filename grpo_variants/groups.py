@@ -162,7 +162,7 @@ def count_ids(groups: object) -> int:
         return math.prod(groups.shape)
     if not isinstance(groups, Collection) or isinstance(groups, (str, bytes, Mapping, Set)):
         raise ValueError(
-            f"groups={groups!r} is no list of ids; give one hashable id a response, such as its prompt's index: "
+            f"groups={groups!r} is no list of ids; give one hashable id per response, such as its prompt's index: "
             "groups=[0, 0, 1, 1] for two responses to each of two prompts."
         )
     return len(groups)

@@ -40,7 +40,7 @@ class Rollouts:
     lengths: [N] number of loss tokens (default: counted from `mask`).
     valid: [N] bool; a response that is not valid is out of every statistic and gets advantage 0.
     mask: [N, T] loss mask; holes (tool output) are allowed.
-    token_rewards: [N, T] reward a token, for token credit; one that is not finite within the mask is a missing reward
+    token_rewards: [N, T] reward per token, for token credit; one that is not finite within the mask is a missing reward
         of the response.
     step_ends: [N, T] bool, True at the last token of each step, for process supervision.
     greedy_rewards: [N] or [N, K] reward of the policy's greedy response to the same prompt (ReMax); missing as rewards.
@@ -335,11 +335,11 @@ def groups_of(groups: Any, components: Tensor) -> Groups:
     """Dense groups of the responses of rewards [N, K]."""
     count, width = components.shape
     if groups is None:
-        raise ValueError("groups= is missing: give one hashable id a response (the prompt's index or uuid).")
+        raise ValueError("groups= is missing: give one hashable id per response (the prompt's index or uuid).")
     if width > 1 and count_ids(groups) == count * width:
         raise ValueError(
             f"groups has {count * width} entries and rewards is [{count}, {width}], which reads as {count} responses "
-            f"with {width} reward functions; for a prompt a row give rewards.flatten()."
+            f"with {width} reward functions; for one row per prompt give rewards.flatten()."
         )
     dense = Groups.of(groups, components.device)
     _check_length("groups", len(dense), count)
@@ -395,7 +395,7 @@ def _vector(name: str, value: Any, device: torch.device | None) -> Tensor:
 
 def _check_length(name: str, given: int, wanted: int) -> None:
     if given != wanted:
-        raise ValueError(f"{name} has {given} entries for {wanted} responses; give one a response.")
+        raise ValueError(f"{name} has {given} entries for {wanted} responses; give one per response.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -412,7 +412,7 @@ class Tokens:
     rollout_logp: [B, T] as reported by the rollout engine; needed with a correction.
     entropy: [B, T] entropy of the policy at each position, nats.
     groups: B hashable ids; needed with aggregation=prompt_mean.
-    row_weights: [B] weight a response, where the host has computed it from the whole step (`row_weights`).
+    row_weights: [B] weight per response, where the host has computed it from the whole step (`row_weights`).
     correction: [B, T] or [B, 1] detached weights, where the host has computed them; used instead of the
         variant's own correction.
     keep: [B, T] or [B] bool, tokens or responses whose policy term counts; used instead of the variant's own

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Memory:
-    """Numbers that advantage rules keep from step to step, a row a prompt.
+    """Numbers that advantage rules keep from step to step, a row per prompt.
 
     Make one for a run, pass it as `state=` to every `gv.advantages`, and give groups ids that mean the same prompt in
     every step: its text, or its place in the data. Only `gv.advantages` writes to it. `state_dict()` is made of plain

@@ -79,7 +79,7 @@ def row_weights(
     check_counts(counts)
     tokens = read_lengths(lengths)
     if groups is not None and count_ids(groups) != len(tokens):
-        raise ValueError(f"groups has {count_ids(groups)} entries for {len(tokens)} responses; give one a response.")
+        raise ValueError(f"groups has {count_ids(groups)} entries for {len(tokens)} responses; give one per response.")
     counts = Counts.of_lengths(tokens, groups) if counts is None else counts
     return weights_of_rows(resolve(variant).aggregation, tokens, counts, groups)
 

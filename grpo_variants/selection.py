@@ -76,7 +76,7 @@ class Shortest(_Best):
 
 @dataclass(frozen=True, kw_only=True)
 class Efficient(_Best):
-    """The responses with the most reward a token (GFPO's token efficiency, arXiv 2508.09726)."""
+    """The responses with the most reward per token (GFPO's token efficiency, arXiv 2508.09726)."""
 
     def __call__(self, samples: Samples) -> Tensor:
         """Which are kept; needs `lengths` or `mask`."""

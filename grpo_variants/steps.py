@@ -97,9 +97,9 @@ def step_rewards(at: str | re.Pattern[str] = "lines") -> Callable[[Callable[...,
     """Decorator that makes a reward function of a function that scores steps.
 
     The function takes `steps`, a list of texts for each response, and whatever else a reward function takes; it returns
-    a list of numbers for each response, one a step, or None for a response that it does not score. It may be async. at:
-    as in `step_spans`.
-    Raises ValueError where the numbers are not one a step, for a completion that is not one text, and for a column of
+    a list of numbers for each response, one per step, or None for a response that it does not score. It may be async.
+    at: as in `step_spans`.
+    Raises ValueError where the numbers are not one per step, for a completion that is not one text, and for a column of
     the data set that is named `steps` too.
     """
     _pattern(at)
@@ -143,7 +143,7 @@ def _split(completions: Sequence[Any], at: str | re.Pattern[str]) -> tuple[list[
 
 def _paired(name: str, spans: list[list[Span]], rewards: Any) -> list[list[Step] | None]:
     if len(rewards) != len(spans):
-        raise ValueError(f"{name} returned {len(rewards)} lists for {len(spans)} responses; allowed: one a response.")
+        raise ValueError(f"{name} returned {len(rewards)} lists for {len(spans)} responses; allowed: one per response.")
     return [_scored(f"{name}, response {i}", own, rewards[i]) for i, own in enumerate(spans)]
 
 
@@ -151,7 +151,7 @@ def _scored(where: str, spans: list[Span], rewards: Any) -> list[Step] | None:
     if rewards is None:
         return None
     if len(rewards) != len(spans):
-        raise ValueError(f"{where}: {len(rewards)} rewards for {len(spans)} steps; allowed: one a step.")
+        raise ValueError(f"{where}: {len(rewards)} rewards for {len(spans)} steps; allowed: one per step.")
     return [Step(text=span, reward=reward) for span, reward in zip(spans, rewards, strict=True)]
 
 

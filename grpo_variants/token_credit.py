@@ -73,7 +73,7 @@ def _share(weight: Tensor, here: Tensor, sides: Groups) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyTokens(_EntropyCredit):
-    """One advantage a token, by its entropy against that of its siblings at the same position (GTPO, 2508.04349).
+    """One advantage per token, by its entropy against that of its siblings at the same position (GTPO, 2508.04349).
 
     Mean and deviation are those of the group's right tokens, or of its wrong ones.
     """
@@ -90,7 +90,7 @@ class EntropyTokens(_EntropyCredit):
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyResponses(_EntropyCredit):
-    """One advantage a response, by its mean entropy against that of its siblings (GRPO-S, arXiv 2508.04349).
+    """One advantage per response, by its mean entropy against that of its siblings (GRPO-S, arXiv 2508.04349).
 
     over: mean and deviation of the whole `group`, or of its right and of its wrong responses apart (`side`), where a
         wrong response can get a positive advantage.

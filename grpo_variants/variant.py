@@ -286,7 +286,7 @@ class Variant:
 
     @property
     def per_token(self) -> bool:
-        """Whether the advantage rule gives one advantage a token."""
+        """Whether the advantage rule gives one advantage per token."""
         return self.credit.per_token
 
     @property

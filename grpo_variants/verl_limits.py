@@ -22,7 +22,7 @@ from grpo_variants.inputs import Counts, Rollouts, Tokens
 from grpo_variants.objective import loss_of
 from grpo_variants.options import choice_name, spelt
 from grpo_variants.shaping import Mask, Penalty
-from grpo_variants.surrogate import Aspo
+from grpo_variants.surrogate import Aspo, PpoMask
 from grpo_variants.variant import Variant
 from grpo_variants.verl_findings import Finding, Fix
 
@@ -116,7 +116,7 @@ def _tried(variant: Variant, groups: list[int], extra: Collection[str]) -> Tenso
     return advantages_of(advantage_form(variant), rollouts)
 
 
-# The nearest that verl has: the ratio to the old policy, times the old policy's to the engine, held at 5.
+# The nearest to `minirl` that verl has: the ratio to the old policy, times the old policy's to the engine, held at 5.
 _ANCHORED = {"ratio.anchor": "old", "correction": "token_truncate", "correction.cap": "5"}
 
 
@@ -141,7 +141,7 @@ def loss_refusals(variant: Variant) -> Iterator[Finding]:
         yield Finding(
             f"{variant.name}: its surrogate reads the trainer's old policy and its ratio the engine's, and verl "
             "hands a policy loss one of the two.",
-            (Fix(objective=_ANCHORED),),
+            (Fix(objective=_ANCHORED if isinstance(variant.surrogate, PpoMask) else {"ratio.anchor": "old"}),),
         )
         return
     if isinstance(variant.surrogate, Aspo) and variant.surrogate.fraction is not None:
@@ -261,9 +261,11 @@ def notes(variant: Variant) -> Iterator[str]:
     if any(isinstance(part, GeometricMask) for part in variant.correction):
         yield "verl's rejection also takes the response out of the KL term, while the step's token count still has it."
     if isinstance(variant.aggregation, PromptMean):
-        yield "prompt_mean is exact where ppo_mini_batch_size equals train_batch_size, one update a batch."
+        yield "prompt_mean is exact where ppo_mini_batch_size equals train_batch_size, one update per batch."
     if drops_rows(variant.aggregation):
-        yield "aggregation.rows=signal is exact where ppo_mini_batch_size equals train_batch_size, one update a batch."
+        yield (
+            "aggregation.rows=signal is exact where ppo_mini_batch_size equals train_batch_size, one update per batch."
+        )
     if isinstance(variant.aggregation, LengthPower):
         yield "length_power compares with every response of the rollout batch, however many updates it is split into."
     if variant.kl_in_loss and isinstance(variant.kl, K3) and variant.kl.value_bound != 10.0:

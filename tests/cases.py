@@ -170,7 +170,7 @@ def with_row_weights(variant, case, counts):
 
 
 def token_advantages(case, seed=0):
-    """The case with one advantage a token, of both signs."""
+    """The case with one advantage per token, of both signs."""
     return replace(case, advantages=np.random.default_rng(seed).normal(size=case.mask.shape))
 
 

@@ -132,7 +132,7 @@ CASES: dict[str, Case] = {
         # Rewards 1, -1, -1, -1: std 1, as dapo's group a.
         rollouts={"rewards": [-1, 1, -1, -1], "groups": [7, 7, 7, 7]},
         advantages=[-0.5 / 1.000001, 1.5 / 1.000001, -0.5 / 1.000001, -0.5 / 1.000001],
-        # x_i = -min(s A, clip(s, 0.9997, 1.0004) A), one a response; L = mean of x_i:
+        # x_i = -min(s A, clip(s, 0.9997, 1.0004) A), one per response; L = mean of x_i:
         #   A = 1.5,  s = 1.032 -> -1.0004 * 1.5 = -1.5006 (clipped)
         #   A = -0.5, s = sqrt 2 -> 0.5 * 1.414213562373 = 0.707106781187
         #   A = -1,   s = 0.5 -> 0.9997 (clipped)
@@ -204,7 +204,7 @@ CASES: dict[str, Case] = {
         gradient=[[-0.000001386294, -0.329998613706, -0.15], [0.000001386294, _, 0.199999189070]],
     ),
     "remax": Case(
-        # A = r - r(greedy); one greedy reward a prompt, repeated for its responses.
+        # A = r - r(greedy); one greedy reward per prompt, repeated for its responses.
         rollouts={"rewards": [1, 0.25, 0], "greedy_rewards": [0.5, 0.5, -1], "groups": ["a", "a", "b"]},
         advantages=[0.5, -0.25, 1],
         # As reinforce: L = -1/2 * (0.5 * ln 0.022 - 0.25 * ln 0.06) = -1/2 * (-1.908356412812 + 0.703352679190)

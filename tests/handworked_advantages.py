@@ -47,7 +47,7 @@ CLIP_AND_KL_TOKEN_MEAN: dict[str, Any] = {
     "gradient": [[-0.0002, -0.3299, -0.15], [0.0001, _, 0.1999]],
 }
 
-# One advantage a token: A = 1, rho 2 -> -1.2 (clipped); A = 1, rho 1.1 -> -1.1; A = -0.5, rho 0.5 -> 0.4 (clipped).
+# One advantage per token: A = 1, rho 2 -> -1.2 (clipped); A = 1, rho 1.1 -> -1.1; A = -0.5, rho 0.5 -> 0.4 (clipped).
 # A = -1, rho 0.5 -> 0.8 (clipped); A = -0.5, rho 2 -> 1.0. L = (-1.9 + 1.8)/5. Gradient: 0, -1.1/5, 0 | 0, 1/5.
 TOKENS_TOKEN_MEAN: dict[str, Any] = {
     "policy": PAIR["policy"],

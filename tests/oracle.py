@@ -186,7 +186,7 @@ def sample_of(values, x, i, reward):
 
 
 def outcome(values, x):
-    """One advantage a response."""
+    """One advantage per response."""
     chosen = usable(values, x)
     plain = {i: sample_of(values, x, i, total(x["rewards"][i], x.get("reward_weights"))) for i in chosen}
     samples = {}
@@ -218,7 +218,7 @@ def rewards_of_tokens(values, x, i):
 
 
 def reward_to_go(values, x):
-    """One advantage a token: what is still to come, discounted once a token of the policy's own."""
+    """One advantage per token: what is still to come, discounted once a token of the policy's own."""
     chosen, mask = usable(values, x), x["mask"]
     tokens, samples = {}, {}
     for i in chosen:
@@ -247,7 +247,7 @@ def reward_to_go(values, x):
 
 
 def process(values, x):
-    """One advantage a token: the sum of the normalised rewards of the steps that end at it or later."""
+    """One advantage per token: the sum of the normalised rewards of the steps that end at it or later."""
     steps = {}
     for i in usable(values, x):
         for t, m in enumerate(x["mask"][i]):
@@ -518,7 +518,7 @@ def correction_parts(values):
 
 
 def per_response(values, x):
-    """Whether the correction is one number a response, for its metric."""
+    """Whether the correction is one number per response, for its metric."""
     if x.get("correction"):
         return len(x["correction"][0]) == 1
     by_token = isinstance(x["advantages"][0], list)

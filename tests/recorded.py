@@ -60,7 +60,7 @@ def runnable():
 
 
 def refused_by_verl(variant):
-    """Also those with one reward a step, or with inputs that verl keeps for its own names."""
+    """Also those with one reward per step, or with inputs that verl keeps for its own names."""
     try:
         run_settings(variant)
     except ValueError:

@@ -49,7 +49,7 @@ def run(folder):
         tokens = [trainer.processing_class(p)["input_ids"] for p in prompts]
         return [reward_of(p, c) for p, c in zip(tokens, completion_ids, strict=True)]
 
-    # 10 responses a rank and generation, in groups of 4: the third group lies on both ranks.
+    # 10 responses per rank and generation, in groups of 4: the third group lies on both ranks.
     trainer = make(
         folder,
         "gv_dapo,overlong=keep,filter.max_rounds=6",

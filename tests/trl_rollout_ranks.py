@@ -10,7 +10,7 @@ import torch.distributed as dist
 from trl_runs import logged, make, recorded
 from trl_two_ranks import everywhere, leave
 
-G, ROWS, LIMIT = 4, 10, 4  # 10 responses a rank, so the third of five prompts has two responses on each rank
+G, ROWS, LIMIT = 4, 10, 4  # 10 responses per rank, so the third of five prompts has two responses on each rank
 
 
 def step(folder, spec, reward, **flags):

@@ -66,7 +66,7 @@ def run(folder, spec):
         rewards.append(value)
         return value
 
-    # 10 responses a rank and generation, in groups of 4: one group lies on both ranks.
+    # 10 responses per rank and generation, in groups of 4: one group lies on both ranks.
     trainer = make(
         Path(folder) / spec.split(",")[0],
         f"gv_{spec}",

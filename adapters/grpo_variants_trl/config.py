@@ -178,7 +178,7 @@ class VariantGRPOConfig(GRPOConfig):
             )
 
     def _may_do_without_group(self, error: ValueError) -> bool:
-        """Whether TRL's refusal of one response a prompt, the last of its checks that can fail here, does not apply."""
+        """Whether TRL's refusal of one response per prompt, the last check that can fail here, does not apply."""
         if self.num_generations != 1 or self.choice is None or "at least 2 generations" not in str(error):
             return False
         return not needs_group(self.choice.variant)

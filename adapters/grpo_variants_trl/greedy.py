@@ -1,4 +1,4 @@
-"""ReMax's baseline in TRL: one greedy response a prompt, by the engine that draws the sampled ones."""
+"""ReMax's baseline in TRL: one greedy response per prompt, by the engine that draws the sampled ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Shares:
 
 
 class GreedyBaseline:
-    """Draws and scores one greedy response a prompt; the responses of a prompt share it, on whichever rank they lie.
+    """Draws and scores one greedy response per prompt; the responses of a prompt share it, on whichever rank they lie.
 
     With transformers' generation the greedy responses are rows of the batch that the sampled ones are drawn in, since a
     small batch of their own costs nearly as much as a large one. An engine that schedules by itself is asked once more,
@@ -107,7 +107,7 @@ class GreedyBaseline:
     def __call__(self, inputs: list[dict[str, Any]], group_size: int) -> GreedyPass:
         """Rewards and lengths for every rank's responses.
 
-        Reward functions see a call of their own with one row a prompt, and the dataset columns of that row. What TRL
+        Reward functions see a call of their own with one row per prompt, and the dataset columns of that row. What TRL
         and the reward functions log meanwhile is put back, except the count of tokens, which were generated.
         """
         trainer, accelerator = self.trainer, self.trainer.accelerator

@@ -163,7 +163,7 @@ class WindowMetrics:
 
 
 def _row_mean(advantages: Tensor, seen: Gathered) -> Tensor:
-    """Mean advantage of a response's tokens, for a table with one number a response."""
+    """Mean advantage of a response's tokens, for a table with one number per response."""
     return advantages.sum(1) / seen.loss_lengths.clamp(min=1)
 
 

@@ -22,7 +22,7 @@ def check_reported(variant: Variant, completion_ids: Sequence[Sequence[int]], lo
         if variant.needs_rollout_logp:
             raise ValueError(
                 f"{variant.name} reads the log-probabilities of the sampled tokens, and rollout_func returned "
-                "logprobs=None. Return one number a completion token, or set correction=none, ratio.anchor=old."
+                "logprobs=None. Return one number per completion token, or set correction=none, ratio.anchor=old."
             )
         return
     if len(logprobs) != len(completion_ids):
@@ -34,12 +34,12 @@ def check_reported(variant: Variant, completion_ids: Sequence[Sequence[int]], lo
         if len(values) != len(ids):
             raise ValueError(
                 f"logprobs[{row}] has {len(values)} numbers and completion_ids[{row}] has {len(ids)} tokens; give one "
-                "number a token, None where the engine has none."
+                "number per token, None where the engine has none."
             )
         wrong = next((value for value in values if not (value is None or isinstance(value, Real))), None)
         if wrong is not None:
             raise ValueError(
-                f"logprobs[{row}] holds {wrong!r}; allowed: a number a token, the sampled token's own log-probability."
+                f"logprobs[{row}] holds {wrong!r}; allowed: a number per token, the log-probability of the sampled one."
             )
 
 

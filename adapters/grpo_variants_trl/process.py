@@ -1,7 +1,7 @@
 """Process supervision in TRL: reward functions that score the steps of a response.
 
-TRL wants one number a response from a reward function. While it scores a batch, each function is wrapped: its steps are
-placed on the response's tokens and kept, and TRL gets their sum, which is what its logs show.
+TRL wants one number per response from a reward function. While it scores a batch, each function is wrapped: its steps
+are placed on the response's tokens and kept, and TRL gets their sum, which is what its logs show.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Refill:
         return min(len(alive), math.ceil(wanted / unit) * unit)
 
     def _draw(self, count: int, tried: set[str]) -> list[dict[str, Any]]:
-        """Rows of `count` new prompts, one a response: this rank's part of them."""
+        """Rows of `count` new prompts, one per response: this rank's part of them."""
         rows = [self._used(row) for row in self._new(count, tried) for _ in range(self.size)]
         part = len(rows) // self.ranks
         first = self.trainer.accelerator.process_index * part

@@ -121,7 +121,7 @@ def _reward_functions(given: Mapping[str, Any]) -> list[Any]:
 
 
 def _step_models(variant: Variant, given: Mapping[str, Any]) -> list[str]:
-    """Reward models give TRL one number a response; from a model that scores tokens it would be the first of them."""
+    """Reward models give TRL one number per response; from a model that scores tokens it would be the first of them."""
     if not isinstance(variant.credit, Process) or given.get("reward_funcs") is None:
         return []
     functions = _reward_functions(given)
@@ -131,7 +131,7 @@ def _step_models(variant: Variant, given: Mapping[str, Any]) -> list[str]:
         return [f"{scorers[0]} scores tokens, and TRL takes its first score for the response's reward. {mend}"]
     others = [f for f in functions if callable(f) and not isinstance(f, nn.Module)]
     if not others and not given.get("environment_factory"):
-        return [f"credit=process needs step rewards, and a reward model gives one number a response. {mend}"]
+        return [f"credit=process needs step rewards, and a reward model gives one number per response. {mend}"]
     return []
 
 

@@ -125,7 +125,8 @@ class Log:
         for path, rows in flat.items():
             if len(rows) not in (0, count):
                 raise ValueError(
-                    f"log_extra({path[-1]!r}) was given {len(rows)} values for {count} responses; give one a response."
+                    f"log_extra({path[-1]!r}) was given {len(rows)} values for {count} responses; give one per "
+                    "response."
                 )
         return {path: list(rows) for path, rows in flat.items() if rows}
 

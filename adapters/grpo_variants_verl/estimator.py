@@ -148,9 +148,9 @@ def _step_ends(variant: Variant, rewards: Tensor, mask: Tensor, config: Any) -> 
 def step_rewards_needed(name: str) -> Finding:
     """Why process supervision does not run by a flag alone."""
     return Finding(
-        f"{PREFIX}{name}: verl's reward managers give one reward a response, at its last token, and nothing says where "
-        "steps end. With a reward manager that writes step rewards to the steps' last tokens (by step_scores), say "
-        "that a step ends at every token whose reward is not 0.",
+        f"{PREFIX}{name}: verl's reward managers give one reward per response, at its last token, and nothing says "
+        "where steps end. With a reward manager that writes step rewards to the steps' last tokens (by step_scores), "
+        "say that a step ends at every token whose reward is not 0.",
         (Fix({STEP_REWARDS: "nonzero"}),),
     )
 

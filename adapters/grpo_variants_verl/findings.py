@@ -204,7 +204,7 @@ def batch_reports(carried: str | None, variant: Variant | None, get: words.Get) 
     """
     prompts, mini = words.prompts_of_step(get), int(get(words.MINI_BATCH))
     if carried and mini < prompts:
-        yield Finding(f"{carried} is exact for one update a batch only.", (Fix({words.MINI_BATCH: prompts}),))
+        yield Finding(f"{carried} is exact for one update per batch only.", (Fix({words.MINI_BATCH: prompts}),))
     counts_rows = variant is not None and not isinstance(variant.aggregation, TokenMean)
     if counts_rows and get(words.V1) and prompts % mini:
         yield Finding(

@@ -278,7 +278,7 @@ def _word(rule: Aggregation) -> str:
 
 
 def _exact_in_one_update(run: Run) -> str | None:
-    """The aggregation that the advantages carry for one update a batch only; None where there is none."""
+    """The aggregation that the advantages carry for one update per batch only; None where there is none."""
     rule = _carried(run)
     return _word(rule) if rule is not None and not rule.of_step else None
 
@@ -306,7 +306,7 @@ def _loop_reports(run: Run) -> Iterator[Finding]:
         )
     splits = f"{several}, so that verl splits a batch into more updates and fills up the last one with empty rows"
     if (word := _exact_in_one_update(run)) is not None:
-        yield Finding(f"{splits}: {word} is exact for one update a batch only.")
+        yield Finding(f"{splits}: {word} is exact for one update per batch only.")
     elif run.loss is not None and not isinstance(run.loss.variant.aggregation, TokenMean):
         yield Finding(f"{splits}, which {run.loss.variant.name}'s aggregation counts as responses.")
 

@@ -94,7 +94,10 @@ FOUNDING: tuple[Variant, ...] = (
         ),
         references=(SHAO,),
         hosts=(
-            ("trl", "no counterpart: rewards are one number a response; the adapter reads steps from reward functions"),
+            (
+                "trl",
+                "no counterpart: rewards are one number per response; the adapter reads steps from reward functions",
+            ),
             ("verl", "no counterpart: estimator grpo adds token rewards up before it normalises"),
         ),
     ),
@@ -172,7 +175,7 @@ FOUNDING: tuple[Variant, ...] = (
         ratio=SequenceRatio(),
         surrogate=Clip(low=3e-4, high=4e-4),
         aggregation=SequenceMean(),
-        summary="One length-normalised ratio a response, clipped as a whole.",
+        summary="One length-normalised ratio per response, clipped as a whole.",
         formula=(
             r"s_i = \exp\Big(\frac{1}{l_i}\sum_t \log\rho_{it}\Big),\quad "
             r"L = -\frac{1}{N}\sum_i \min(s_i A_i, \operatorname{clip}(s_i, 1-3\cdot10^{-4}, 1+4\cdot10^{-4}) A_i)"

@@ -24,7 +24,7 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
         formula=rf"A_i = r_i - \frac{{\sum_j l_j r_j}}{{\sum_j l_j}},\quad {SCORED}",
         note=(
             "The derivation weighs the score of a whole response, which is aggregation=sequence_sum; the authors "
-            "ran verl's token mean, which is taken. One update a batch: with more, a ratio is needed."
+            "ran verl's token mean, which is taken. One update per batch: with more, a ratio is needed."
         ),
         confirmed=(
             "The baseline: the paper, and verl-project/verl, verl/trainer/ppo/core_algos.py "
@@ -165,9 +165,9 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "the lower of the middle two, as torch.median has it (baseline.even, scale.even). "
             "Their trainer for GSM8K also multiplies the advantages of a group that are not 0 by its size over their "
             "number (scale.compensate=group). Their trainer for MATH does not, which is taken. All seven recipes have "
-            "a KL term of 0.04 and two updates a batch. With rewards of 0 and 1 the deviation is 0 unless half of the "
-            "group differs, and only the 0.001 divides: a single right answer then has an advantage of 1000, in their "
-            "code as here."
+            "a KL term of 0.04 and two updates per batch. With rewards of 0 and 1 the deviation is 0 unless half of "
+            "the group differs, and only the 0.001 divides: a single right answer then has an advantage of 1000, in "
+            "their code as here."
         ),
         confirmed=(
             "lotusroot-kim/MC-GRPO, src/open_r1/grpo_trainer_math.py: median, median absolute deviation plus 1e-3. The "

@@ -18,7 +18,7 @@ REMEMBERED: tuple[Variant, ...] = (
         ratio=TokenRatio(),
         surrogate=Clip(low=0.2, high=0.28, dual=10.0),
         aggregation=TokenMean(),
-        summary="Single-stream: one response a prompt is enough, compared with a success rate tracked over steps.",
+        summary="Single-stream: one response per prompt is enough, compared with a success rate tracked over steps.",
         formula=(
             r"a_i = r_i - \frac{\alpha}{\alpha+\beta},\quad A_i = \frac{a_i - \operatorname{mean}_b a}"
             r"{\operatorname{std}_b a + \epsilon},\quad \alpha\leftarrow\rho\alpha + r,\quad "

@@ -53,7 +53,7 @@ def trl_lines(variant: Variant) -> Iterator[str]:
     if refusals := list(trl_refusals(variant)):
         raise ValueError(f"{variant.name}: {' '.join(refusals)}")
     if isinstance(variant.baseline, Greedy):
-        yield "# draws one more response a prompt, greedily"
+        yield "# draws one more response per prompt, greedily"
     yield f'loss_type: "{PREFIX}{variant}"'
     if lacks_length(variant.aggregation):
         yield "# the constant of the aggregation is max_completion_length"

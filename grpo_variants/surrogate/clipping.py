@@ -103,7 +103,7 @@ class Gmpo(Surrogate):
     \(d^c\) is the log ratio clipped in log space: from above to `high` for A > 0, from below to -`low` for A < 0.
     mean=harmonic is \(-A_i\, l_i / \sum_t e^{-d^c_{it}}\), where a token's share of the gradient is the larger, the
     smaller its ratio is.
-    A response without a token adds nothing. Where advantages come one a token, their mean is the response's.
+    A response without a token adds nothing. Where advantages come one per token, their mean is the response's.
     Reference: "Geometric-Mean Policy Optimization", arXiv 2507.20673.
     """
 

@@ -193,3 +193,14 @@ def test_rows_that_are_pruned_are_in_no_mean_and_have_no_kl():
         total, count = total + (ppo(row) + 0.04 * (u.exp() - u - 1)).sum(), count + len(u)
     assert count < x["mask"].sum()
     assert_close(gv.policy_loss("cppo", gv.Tokens(**own)).loss, total / count, **EXACT)
+
+
+def test_to_ask_which_rows_are_kept_leaves_the_memory_and_an_invalid_response_alone():
+    """DCPO's memory after one step is that of the step, whether or not the rows were asked for before."""
+    rewards, ids, spec = torch.tensor([1, 0, 0, 1]).double(), ["q"] * 4, "dcpo,selection=largest_advantage"
+    asked, unasked = gv.Memory(), gv.Memory()
+    kept = gv.selected(spec, rewards, ids, state=asked, valid=[True, True, True, False])
+    assert kept.tolist() == [True, False, False, False]  # half of three, rounded down
+    assert asked.state_dict() == unasked.state_dict()
+    assert_close(gv.advantages(spec, rewards, ids, state=asked), gv.advantages(spec, rewards, ids, state=unasked))
+    assert asked.state_dict() == unasked.state_dict() != gv.Memory().state_dict()

@@ -25,8 +25,8 @@ FULL, LOGP = torch.ones(2, 3), -torch.ones(2, 3)
     ("spec", "inputs", "message"),
     [
         ("grpo", {"groups": [0]}, "rewards= is missing: give [N] or [N, K] rewards, or token_rewards= [N, T]."),
-        ("grpo", {"rewards": [1.0]}, "groups= is missing: give one hashable id a response"),
-        ("grpo", TWO | {"groups": [0]}, "groups has 1 entries for 2 responses; give one a response."),
+        ("grpo", {"rewards": [1.0]}, "groups= is missing: give one hashable id per response"),
+        ("grpo", TWO | {"groups": [0]}, "groups has 1 entries for 2 responses; give one per response."),
         ("grpo", TWO | {"rewards": torch.ones(2, 1, 1)}, "rewards has shape (2, 1, 1); allowed: [N], or [N, K]"),
         (
             "grpo",

@@ -322,7 +322,7 @@ def test_refusals_say_what_was_given_and_what_is_allowed(spec):
 
 FENCED = {
     "dapo,selection=largest_advantage,credit=reward_to_go": (
-        "dapo: selection=largest_advantage goes by one advantage per response, not one a token; got credit="
+        "dapo: selection=largest_advantage goes by one advantage per response, not one per token; got credit="
         "reward_to_go. Choose credit=outcome, or selection=none."
     ),
     "rloo,selection=mixed": (
@@ -392,15 +392,15 @@ FENCED = {
         "ratio=token,surrogate=clip."
     ),
     "grpo,surrogate=gmpo,credit=reward_to_go": (
-        "grpo: surrogate=gmpo takes one advantage per response, not one a token; got credit=reward_to_go. Choose "
+        "grpo: surrogate=gmpo takes one advantage per response, not one per token; got credit=reward_to_go. Choose "
         "credit=outcome, or surrogate=clip."
     ),
     "gspo,surrogate=aspo": (
-        "gspo: surrogate=aspo has a range by the entropy of each token and takes one ratio a token; got "
+        "gspo: surrogate=aspo has a range by the entropy of each token and takes one ratio per token; got "
         "ratio=sequence. Choose ratio=token, ratio=sequence_token, or surrogate.fraction=none."
     ),
     "gspo,credit=reward_to_go": (
-        "gspo: ratio=sequence has one value per response and takes one advantage per response, not one a token; got "
+        "gspo: ratio=sequence has one value per response and takes one advantage per response, not one per token; got "
         "credit=reward_to_go. Choose ratio=sequence_token, ratio=token, or credit=outcome."
     ),
     "topr,credit=process": "got credit=process. Choose credit=outcome.",

@@ -43,7 +43,7 @@ def test_float32_equals_the_oracle_on_the_same_rounded_inputs(spec):
 @settings(max_examples=200)
 @given(random_variants, random_cases(), st.booleans())
 def test_any_combination_equals_the_oracle(variant, case, one_reward):
-    """With rewards a token, or where a rule does without them, with one at the end."""
+    """With rewards per token, or where a rule does without them, with one at the end."""
     if one_reward and not isinstance(variant.credit, Process):
         case = replace(case, token_rewards=None)
     check_loss(variant, check_advantages(variant, case))

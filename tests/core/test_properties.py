@@ -236,7 +236,7 @@ def test_padding_content_reaches_neither_advantages_nor_loss_nor_gradient(spec, 
 
 
 def test_garbage_in_token_advantages_does_not_spread_over_a_response():
-    """One ratio a response sums the gradients of all its columns: a NaN under the mask must not be among them."""
+    """One ratio per response sums the gradients of all its columns: a NaN under the mask must not be among them."""
     case = token_advantages(random_case(2))
     dirty = replace(case, advantages=np.where(case.mask, case.advantages, np.nan))
     loss, gradient, _ = loss_and_gradient(gv.get("gspo"), case)

@@ -173,9 +173,9 @@ def test_a_column_named_as_the_steps_is_an_error_that_says_what_to_rename(score)
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        ([[1.0], [1.0]], "given, response 0: 1 rewards for 2 steps; allowed: one a step."),
+        ([[1.0], [1.0]], "given, response 0: 1 rewards for 2 steps; allowed: one per step."),
         ([[1.0, 2.0, 3.0], [1.0]], "given, response 0: 3 rewards for 2 steps"),
-        ([[1.0, 2.0]], "given returned 1 lists for 2 responses; allowed: one a response."),
+        ([[1.0, 2.0]], "given returned 1 lists for 2 responses; allowed: one per response."),
     ],
 )
 def test_a_wrong_number_of_step_rewards_is_named(found, text):

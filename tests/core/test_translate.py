@@ -268,3 +268,13 @@ def test_an_unknown_host_is_an_error():
     result = command("rloo", "openrlhf")
     assert isinstance(result.exception, ValueError)
     assert "--to='openrlhf' is unknown; allowed: trl, verl" in str(result.exception)
+
+
+def test_a_surrogate_that_reads_the_old_policy_beside_the_engine_has_a_way_out_that_works():
+    """A loss is handed one of the two: DCPO's goes back to the old policy, MiniRL's keeps the engine's weight apart."""
+    spec = "grpo,kl=none,surrogate=dcpo"
+    with pytest.raises(ValueError, match=r"hands a policy loss one of the two\. Set ratio\.anchor=old\.$"):
+        settings(f"{spec},ratio.anchor=rollout")
+    assert settings(f"{spec},ratio.anchor=old")["actor_rollout_ref.actor.policy_loss.loss_mode"] == "gv_grpo"
+    near = settings("minirl,ratio.anchor=old,correction=token_truncate,correction.cap=5")
+    assert near["algorithm.rollout_correction.rollout_is_threshold"] == 5

@@ -181,7 +181,7 @@ def test_weights_of_responses_are_refused(lengths, groups, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"groups": 2}, "groups=2 is no list of ids; give one hashable id a response, such as its prompt's index"),
+        ({"groups": 2}, "groups=2 is no list of ids; give one hashable id per response, such as its prompt's index"),
         ({"groups": "qq"}, "groups='qq' is no list of ids"),
         ({"groups": {0: 1, 1: 1}}, "is no list of ids"),
         ({"rewards": [{"math": 1.0}, 0.0]}, "rewards holds {'math': 1.0} of type dict; allowed: numbers, and None or"),
@@ -224,7 +224,7 @@ def test_a_matrix_of_prompts_by_responses_is_no_table_of_reward_functions():
         [[1.0, 0, 0]],
         ["q"],
     )
-    message = "groups has 6 entries and rewards is [2, 3], which reads as 2 responses with 3 reward functions; for a"
+    message = "groups has 6 entries and rewards is [2, 3], which reads as 2 responses with 3 reward functions; for one"
     refuses(message, gv.advantages, "grpo", rewards, [0, 0, 0, 1, 1, 1])
     refuses(message, gv.keep_groups, rewards, [0, 0, 0, 1, 1, 1])
     refuses(message, gv.group_signal, rewards, [0, 0, 0, 1, 1, 1])

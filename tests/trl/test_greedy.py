@@ -1,4 +1,4 @@
-"""ReMax's greedy baseline in real TRL runs: one response a prompt, by transformers and behind TRL's vLLM code."""
+"""ReMax's greedy baseline in real TRL runs: one response per prompt, by transformers and behind TRL's vLLM code."""
 
 import pytest
 import tiny_model

@@ -59,7 +59,7 @@ def divergence(p, q):
     return p * math.log(p / q) + max(1 - p, 1e-6) * math.log(max(1 - p, 1e-6) / max(1 - q, 1e-6))
 
 
-# A correction, its fields, and the weights of one response in plain numbers: (d, old, advantage) -> one a token.
+# A correction, its fields, and the weights of one response in plain numbers: (d, old, advantage) -> one per token.
 WEIGHTS = {
     "token_truncate,correction.cap=1.5": lambda d, *_: [min(math.exp(x), 1.5) for x in d],
     "token_truncate,correction.cap=1.5,correction.floor=0.5": lambda d, *_: [

@@ -63,7 +63,7 @@ def test_advantages_a_token_equal_the_host(parity):
     data = batch(3)
     data["advantages"] = data["advantages"].unsqueeze(1) * torch.linspace(0.5, 2, 7, dtype=torch.float64)
     flags = dict(loss_type="dapo", epsilon_high=0.28)
-    builtin = f"{words('', flags)}; an advantage a token"
+    builtin = f"{words('', flags)}; an advantage per token"
     assert_same(parity, "dapo,conventions=trl", data, builtin=builtin, **flags)
 
 

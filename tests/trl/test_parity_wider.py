@@ -175,7 +175,7 @@ def test_luspo_at_token_level_is_not_luspo_in_the_host(parity):
 
 
 def test_the_loss_of_the_hosts_rloo_trainer(parity):
-    """It clips the product of the ratios, one a response."""
+    """It clips the product of the ratios, one per response."""
     data = batch(6, spread=0.2)
     logp = data["logp"].clone().requires_grad_(True)
     inputs = {**stock_inputs(data), "old_logps": (data["old_logp"] * data["mask"]).sum(1)}

@@ -327,7 +327,7 @@ MEND = "Call the model in a function under @gvt.step_rewards that returns its sc
         ),
         (
             AutoModelForSequenceClassification,
-            "credit=process needs step rewards, and a reward model gives one number a response.",
+            "credit=process needs step rewards, and a reward model gives one number per response.",
         ),
     ],
 )

@@ -125,7 +125,7 @@ def test_an_extra_column_that_has_not_one_value_a_response_is_named(tmp_path):
         return [float(i % 2) for i in range(len(kwargs["prompts"]))]
 
     with pytest.raises(
-        ValueError, match=r"^log_extra\('once'\) was given 1 values for 16 responses; give one a response"
+        ValueError, match=r"^log_extra\('once'\) was given 1 values for 16 responses; give one per response"
     ):
         batch_of(trainer_of(tmp_path, reward))
 

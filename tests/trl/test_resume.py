@@ -203,7 +203,7 @@ def test_the_entropy_controller_is_part_of_the_state(tmp_path):
 
 TOKEN_MEAN = "gv_dapo,filter=none,overlong=keep"
 
-# (settings of a run that is stopped after three steps, settings of the one that goes on): eight responses a step.
+# (settings of a run that is stopped after three steps, settings of the one that goes on): eight responses per step.
 SCHEDULES = [
     (dict(per_device_train_batch_size=8), dict(per_device_train_batch_size=4, gradient_accumulation_steps=2)),
     (dict(per_device_train_batch_size=4, gradient_accumulation_steps=2), dict(per_device_train_batch_size=8)),

@@ -70,13 +70,13 @@ def test_two_processes_leave_rows_without_gradient_out(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_share_the_rollout_rules(tmp_path):
-    """One greedy response a prompt over both ranks; masks, statistics and diagnostics of the whole step."""
+    """One greedy response per prompt over both ranks; masks, statistics and diagnostics of the whole step."""
     results = ranks("trl_rollout_ranks.py", tmp_path)
     for found in results:
         greedy, mismatch = found.pop("greedy"), found.pop("mismatch")
         assert max(greedy["advantages"], greedy["logged"]) < 1e-5
         assert greedy["size"] > 0.1
-        # Ten sampled responses a rank, then three greedy ones: five prompts, and one answered twice to keep step.
+        # Ten sampled responses per rank, then three greedy ones: five prompts, and one answered twice to keep step.
         assert greedy["asked"] == [10, 3]
         assert mismatch.pop("spread") > 0.5
         assert max(mismatch.values()) < 1e-4, mismatch
@@ -102,7 +102,7 @@ def test_two_processes_agree_on_what_is_missing_and_on_what_a_callback_sets(tmp_
 
 @pytest.mark.slow
 def test_one_process_goes_on_where_two_stopped(tmp_path):
-    """The next prompts, each step counted exactly, whatever the new split of the eight responses a step."""
+    """The next prompts, each step counted exactly, whatever the new split of the eight responses per step."""
     spec = "gv_dapo,filter=none,overlong=keep"
     whole, _, _ = prompts_of(tmp_path / "whole", spec, per_device_train_batch_size=8)
     ranks("trl_resume_ranks.py", tmp_path, spec)

@@ -167,7 +167,7 @@ REFUSED = {
     ),
     "token credit without token rewards": (
         [f"{ESTIMATOR}=gv_grpo_process"],
-        "one reward a response.*say that a step ends at every token whose reward is not 0.",
+        "one reward per response.*say that a step ends at every token whose reward is not 0.",
         ["++algorithm.grpo_variants.step_rewards=nonzero"],
     ),
     "an unknown rule for steps": (
@@ -387,7 +387,7 @@ REFUSED = {
     ),
     "ends that do not go together": (
         [f"{ESTIMATOR}=gv_reinforce_pp", options("singleton=zero"), f"{LOSS}=gv_gspo"],
-        "ratio=sequence has one value per response and takes one advantage per response, not one a token",
+        "ratio=sequence has one value per response and takes one advantage per response, not one per token",
         [
             loss_later("ratio=sequence_token", class_too=True),
             loss_later("ratio=token", class_too=True),
@@ -396,7 +396,7 @@ REFUSED = {
     ),
     "a loss that does not go together with an estimator of verl's": (
         [f"{ESTIMATOR}=reinforce_plus_plus", f"{LOSS}=gv_gspo"],
-        "ratio=sequence has one value per response and takes one advantage per response, not one a token",
+        "ratio=sequence has one value per response and takes one advantage per response, not one per token",
         [loss_later("ratio=sequence_token", class_too=True), loss_later("ratio=token", class_too=True)],
     ),
 }
@@ -511,7 +511,7 @@ REPORTED = {
             "algorithm.norm_adv_by_std_in_grpo=True",
         ],
     ),
-    "one response a prompt": (
+    "one response per prompt": (
         [f"{ESTIMATOR}=gv_rloo", f"{ROLLOUT}.n=1"],
         "rollout.n=1: rloo compares the responses of a prompt with each other, and of a prompt with one response every "
         "advantage is 0.",
@@ -605,19 +605,19 @@ REPORTED = {
         "rollout_rs takes tokens out of the loss, while the step's token count still has them.",
         [],
     ),
-    "several updates a batch": (
+    "several updates per batch": (
         [
             f"{ESTIMATOR}=gv_dapo",
             options("aggregation=prompt_mean"),
             f"{LOSS}=gv_dapo",
             "data.train_batch_size=8",
         ],
-        "prompt_mean is exact for one update a batch only.",
+        "prompt_mean is exact for one update per batch only.",
         [f"{MINI_BATCH}=8"],
     ),
-    "several updates a batch under a mean over some responses": (
+    "several updates per batch under a mean over some responses": (
         [f"{ESTIMATOR}=gv_psr", "data.train_batch_size=8"],
-        "aggregation.rows=signal is exact for one update a batch only.",
+        "aggregation.rows=signal is exact for one update per batch only.",
         [f"{MINI_BATCH}=8"],
     ),
     "a mini-batch that does not divide the batch": (
@@ -766,7 +766,7 @@ def test_an_update_of_a_share_of_the_batch_sees_a_whole_step(reported):
         "trainer.v1.separate_async.parameter_sync_step=2",
         f"{MINI_BATCH}=2",
     )
-    exact = "prompt_mean is exact for one update a batch only."
+    exact = "prompt_mean is exact for one update per batch only."
     assert exact not in [parted(line)[0] for line in reported(*words)]
     line = one(reported(*words, "data.train_batch_size=8"), exact)
     assert parted(line)[1] == [f"{MINI_BATCH}=4"]

@@ -62,7 +62,7 @@ def padded(rows):
 
 
 def advantages(name, masks):
-    """Advantages [B, T] by the adapter's estimator, with one reward a response at its last token."""
+    """Advantages [B, T] by the adapter's estimator, with one reward per response at its last token."""
     rewards = padded([torch.eye(n)[-1] * r for n, r in zip(LENGTHS, REWARDS, strict=True)])
     return Estimator(name)(rewards, padded(masks), index=UIDS)[0]
 
