@@ -48,7 +48,7 @@ endef
 parity: environments ## Compare with both hosts' built-ins, and write docs/parity.md from what the tests find
 	$(VERL)/bin/python -m pytest tests/verl --write-parity
 	$(TRL)/bin/python -m pytest tests/trl --write-parity
-	$(TRL)/bin/python -m grpo_variants.docs_pages
+	$(TRL)/bin/python -m tools.docs.pages
 
 bench: environments ## Quick benchmarks against both hosts, judged by benchmarks/bars.toml (three minutes)
 	@mkdir -p build; rm -f build/benchmarks.json

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import grpo_variants as gv
 from benchmarks.case import Case, Setup
-from grpo_variants.groups import Groups
+from grpo_variants.tensors.groups import Groups
 
 GROUP = 16
 # verl's estimator, and the member of the family that it is.

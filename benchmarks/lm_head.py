@@ -17,8 +17,8 @@ from torch.testing import assert_close
 
 import grpo_variants as gv
 from benchmarks.case import Case, Setup
-from grpo_variants.fast.lm_head import LMHead
-from grpo_variants.fast.token_gradient import foresee
+from grpo_variants.lm_head.head import LMHead
+from grpo_variants.lm_head.token_gradient import foresee
 
 WIDTH = 576
 VARIANT = gv.get("grpo,kl=none")

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 import grpo_variants as gv
 from benchmarks.case import Case, Setup
-from grpo_variants import fast
-from grpo_variants.fast import compiled
-from grpo_variants.objective import loss_of
+from grpo_variants import fast_paths
+from grpo_variants.objective.compute import loss_of
+from grpo_variants.objective.fast import compiled
 
 SPEC = "dapo,conventions={}"
 FLOOR = "floor: the same memory"
@@ -56,7 +56,7 @@ def _ours(spec: str, given: dict[str, Tensor], counts: gv.Counts, mode: str) -> 
     inputs = {name: value for name, value in given.items() if name != "logp"}
 
     def loss(leaf: Tensor) -> Tensor:
-        with fast.mode(mode):
+        with fast_paths.mode(mode):
             # What both adapters call: gv.policy_loss looks at its inputs' numbers first.
             return loss_of(variant, gv.Tokens(logp=leaf, **inputs), counts).loss
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.bars import Bar
 from benchmarks.measure import ratio
-from grpo_variants import markdown
+from tools.docs import markdown
 
 COLUMNS = ("size", "contender", "ms", "to the first", "peak", "kernels", "syncs")
 START, END = "<!-- measured -->", "<!-- /measured -->"

@@ -15,7 +15,7 @@ from typing import Any
 import grpo_variants_trl as gvt
 import torch
 from datasets import Dataset
-from grpo_variants_trl.refusals import check_host
+from grpo_variants_trl.config.refusals import check_host
 from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
 from peft import LoraConfig
@@ -31,8 +31,8 @@ from transformers import (
 )
 
 import grpo_variants as gv
+from grpo_variants.advantage.credit import Process
 from grpo_variants.card import FILE_NAME, Card
-from grpo_variants.credit import Process
 
 Reward = Callable[..., list[float]]
 Curve = list[tuple[int, float]]

@@ -75,7 +75,7 @@ def main(
     check_output(folder, chosen)
     with console.status("Loading PyTorch, transformers and TRL"):
         import lora_run
-        from grpo_variants_trl.model_card import name_of
+        from grpo_variants_trl.checkpoint.model_card import name_of
     settings = lora_run.Settings(
         variant=str(chosen),
         steps=steps,
@@ -217,7 +217,7 @@ def kept_smollm2() -> Path:
 
 
 def announce(variant: Variant, settings: Settings, reward: Reward) -> None:
-    from grpo_variants.shaping import Mask
+    from grpo_variants.rollout.overlong import Mask
 
     console.print(
         f"{settings.steps} steps with {escape(str(variant))}: {settings.batch} answers each, "

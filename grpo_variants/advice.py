@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from grpo_variants import trainer_words
-from grpo_variants.checks import did_you_mean
 from grpo_variants.fences import Meaningless, Way, propose, ways_out
-from grpo_variants.options import UnknownKey, applied, difference, fields_of, parts_of, resolved_values, spelt
+from grpo_variants.spec import UnknownKey, applied, difference, fields_of, parts_of, resolved_values, spelt
+from grpo_variants.tensors.checks import did_you_mean
+from grpo_variants.trainers import foreign_words
 from grpo_variants.variant import AXES, Variant
 
 Options = Mapping[str, Any]
@@ -125,7 +125,7 @@ def _ordered(way: Way) -> Way:
 def _trainers_word(key: str) -> str | None:
     """The trainer's word that a key is; None where it is one of this package's own fields, by its axis."""
     axis, _, field = key.rpartition(".")
-    return None if _owners(axis, field) else trainer_words.word_in(key)
+    return None if _owners(axis, field) else foreign_words.word_in(key)
 
 
 def _for_trainers_words(variant: Variant, options: Options) -> str:
@@ -133,7 +133,7 @@ def _for_trainers_words(variant: Variant, options: Options) -> str:
     foreign = {key: word for key in options if key not in AXES and (word := _trainers_word(key)) is not None}
     own = {key: value for key, value in options.items() if key not in foreign}
     base = applied(variant, own) if works(variant, own) else variant
-    given = {word: trainer_words.value_of(options[key]) for key, word in foreign.items()}
+    given = {word: foreign_words.value_of(options[key]) for key, word in foreign.items()}
     tuned, meant, reasons = base, dict[str, Any](), list[str]()
     for word in given:
         try:
@@ -149,7 +149,7 @@ def _for_trainers_words(variant: Variant, options: Options) -> str:
 def _has_already(variant: Variant, given: Options) -> str:
     """That a variant is as the words say, by its own keys where they show the value."""
     values = resolved_values(variant)
-    keys = {key: value for word, value in given.items() for key in trainer_words.WORDS[word].keys}
+    keys = {key: value for word, value in given.items() for key in foreign_words.WORDS[word].keys}
     same = {key: value for key, value in keys.items() if key in values and values[key] == value}
     return f"{variant.name} has {spelt(same) or 'what it says'} already, so leave it out"
 
@@ -158,7 +158,7 @@ def _whose(words: Iterable[str]) -> str:
     """Which trainer the words belong to."""
     by_trainer: dict[str, list[str]] = {}
     for word in words:
-        by_trainer.setdefault(trainer_words.WORDS[word].trainer, []).append(repr(word))
+        by_trainer.setdefault(foreign_words.WORDS[word].trainer, []).append(repr(word))
     return " and ".join(
         f"{_listed(of)} {'is' if len(of) == 1 else 'are'} {trainer}'s word{'s' if len(of) > 1 else ''}"
         for trainer, of in by_trainer.items()
@@ -171,8 +171,8 @@ def _listed(words: list[str]) -> str:
 
 def _meant(variant: Variant, word: str, given: Options) -> tuple[Variant, Way]:
     """The variant that a word makes of one, and the options that do it; raises ValueError where nothing does."""
-    entry = trainer_words.WORDS[word]
-    theirs = {other: value for other, value in given.items() if trainer_words.WORDS[other].trainer == entry.trainer}
+    entry = foreign_words.WORDS[word]
+    theirs = {other: value for other, value in given.items() if foreign_words.WORDS[other].trainer == entry.trainer}
     try:
         tuned = entry.tune(variant, given[word], theirs)
         return tuned, difference(variant, tuned)

@@ -12,9 +12,9 @@ from typing import Any
 
 from grpo_variants.catalogue import registered
 from grpo_variants.catalogue.former import FORMER
-from grpo_variants.conventions import numerics
 from grpo_variants.files import FileError, read_json, write_json
-from grpo_variants.options import get, parts_of, read_options, resolved_values, spelt, without_added
+from grpo_variants.numerics import numerics
+from grpo_variants.spec import get, parts_of, read_options, resolved_values, spelt, without_added
 from grpo_variants.variant import UNCONFIRMED, Variant
 from grpo_variants.versions import versions
 

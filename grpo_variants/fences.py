@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_variants import baseline, credit, ratio, scale, selection, token_credit, transform
-from grpo_variants.surrogate import Aspo
+from grpo_variants.advantage import baseline, credit, scale, selection, token_credit
+from grpo_variants.advantage import reward_transform as transform
+from grpo_variants.objective import ratio
+from grpo_variants.objective.surrogate import Aspo
 from grpo_variants.variant import AXES, Variant
 
 # Options that change a variant, by the keys of a spec string.
@@ -107,7 +109,7 @@ def _spelt(way: Way) -> str:
 
 def _written(variant: Variant, key: str) -> str:
     """A choice or a field of a variant as a spec string has it."""
-    from grpo_variants.options import resolved_values
+    from grpo_variants.spec import resolved_values
 
     return f"{key}={resolved_values(variant)[key]}"
 

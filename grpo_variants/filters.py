@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from grpo_variants.checks import check_choice, check_number
 from grpo_variants.inputs import Counts, Tokens, groups_of, read_table, read_valid
-from grpo_variants.masked import masked_quantile
+from grpo_variants.tensors.checks import check_choice, check_number
+from grpo_variants.tensors.masked import masked_quantile
 
 
 def keep_groups(

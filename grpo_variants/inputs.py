@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_variants.checks import check_number
-from grpo_variants.groups import Groups, count_ids
-from grpo_variants.masked import select
-from grpo_variants.memory import Memory
-from grpo_variants.values import (
+from grpo_variants.advantage.memory import Memory
+from grpo_variants.tensors.checks import check_number
+from grpo_variants.tensors.groups import Groups, count_ids
+from grpo_variants.tensors.masked import select
+from grpo_variants.tensors.values import (
     check_devices,
     check_flags,
     check_lengths,
@@ -36,7 +36,7 @@ class Rollouts:
 
     rewards: [N], or [N, K] with several reward functions; NaN, None or an infinity is a missing reward.
     groups: N hashable ids, equal for the responses of one prompt; may be uneven and interleaved. Or `Groups.of(ids)`
-        of `grpo_variants.groups`, which saves making them dense at every call.
+        of `grpo_variants.tensors.groups`, which saves making them dense at every call.
     lengths: [N] number of loss tokens (default: counted from `mask`).
     valid: [N] bool; a response that is not valid is out of every statistic and gets advantage 0.
     mask: [N, T] loss mask; holes (tool output) are allowed.

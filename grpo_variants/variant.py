@@ -9,23 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grpo_variants import (
-    aggregation,
-    baseline,
-    correction,
-    credit,
-    divergence,
-    filters,
-    ratio,
-    scale,
-    selection,
-    shaping,
-    surrogate,
-    token_credit,
-    transform,
-)
-from grpo_variants.checks import check_choice
+from grpo_variants import filters
+from grpo_variants.advantage import baseline, credit, scale, selection, token_credit
+from grpo_variants.advantage import reward_transform as transform
 from grpo_variants.inputs import Tokens, check_tokens, check_values, read_tokens
+from grpo_variants.objective import aggregation, correction, ratio, surrogate
+from grpo_variants.objective import kl as divergence
+from grpo_variants.rollout import overlong
+from grpo_variants.tensors.checks import check_choice
 
 # Why a catalogue entry is in `contrib`.
 UNCONFIRMED = "a value of it was found in neither the paper nor its authors' code"
@@ -181,7 +172,7 @@ AXES: Mapping[str, Axis] = {
     ),
     "tokens": Axis(("objective",), {"all": filters.AllTokens, "top_entropy": filters.TopEntropy}),
     "filter": Axis(("rollout",), {"none": filters.NoFilter, "zero_variance": filters.ZeroVariance}),
-    "overlong": Axis(("rollout",), {"keep": shaping.Keep, "mask": shaping.Mask, "penalty": shaping.Penalty}),
+    "overlong": Axis(("rollout",), {"keep": overlong.Keep, "mask": overlong.Mask, "penalty": overlong.Penalty}),
     "conventions": Axis(("advantage", "objective", "rollout"), {"paper": "paper", "trl": "trl", "verl": "verl"}),
 }
 
@@ -236,7 +227,7 @@ class Variant:
     aggregation: aggregation.Aggregation = aggregation.SequenceSum()
     tokens: filters.TokenFilter = filters.AllTokens()
     filter: filters.NoFilter | filters.ZeroVariance = filters.NoFilter()
-    overlong: shaping.Keep | shaping.Mask | shaping.Penalty = shaping.Keep()
+    overlong: overlong.Keep | overlong.Mask | overlong.Penalty = overlong.Keep()
     conventions: str = "paper"
     summary: str = ""
     formula: str = ""
@@ -265,7 +256,7 @@ class Variant:
 
     def __str__(self) -> str:
         """Canonical spec string; `get` turns it back into an equal variant."""
-        from grpo_variants.options import spec_string
+        from grpo_variants.spec import spec_string
 
         return spec_string(self)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from parity import (  # noqa: F401
+from support.parity import (  # noqa: F401
     compared,
     parity,
     pytest_addoption,

@@ -7,9 +7,9 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}. Install it {how_to_install('trl')}") from error
 
-from grpo_variants.steps import Step, step_rewards, step_spans, token_ends
-from grpo_variants_trl.config import VariantGRPOConfig
-from grpo_variants_trl.stock import register, registered, unregister
+from grpo_variants.rollout.steps import Step, step_rewards, step_spans, token_ends
+from grpo_variants_trl.config.grpo_config import VariantGRPOConfig
+from grpo_variants_trl.patch import register, registered, unregister
 from grpo_variants_trl.trainer import VariantGRPOTrainer
 
 __all__ = [

@@ -12,9 +12,9 @@ import trl
 import yaml
 from trl.scripts import grpo
 
-from grpo_variants.checks import unknown
-from grpo_variants_trl.config import VariantGRPOConfig
-from grpo_variants_trl.refusals import check_host
+from grpo_variants.tensors.checks import unknown
+from grpo_variants_trl.config.grpo_config import VariantGRPOConfig
+from grpo_variants_trl.config.refusals import check_host
 from grpo_variants_trl.trainer import VariantGRPOTrainer
 
 # The reward functions that TRL 1.16's script takes by their bare name.

@@ -14,34 +14,26 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from grpo_variants import Loss, Memory, Tokens, Variant
-from grpo_variants.baseline import Greedy
+from grpo_variants.advantage.baseline import Greedy
+from grpo_variants.advantage.credit import Process
 from grpo_variants.card import FILE_NAME, differences, read_card
-from grpo_variants.checks import unknown
-from grpo_variants.credit import Process
 from grpo_variants.files import FileError
-from grpo_variants.objective import loss_of
-from grpo_variants_trl.builtin import opening
-from grpo_variants_trl.cards import CardWriter, Opening, make_card
-from grpo_variants_trl.checkpoint import MicroBatchCounter, load_state, save_state
-from grpo_variants_trl.config import choice_of
-from grpo_variants_trl.endings import stop_tokens, stopping_at, turn_ends
-from grpo_variants_trl.entropy import EntropyBonus
-from grpo_variants_trl.finite import is_nonfinite, take_nonfinite
-from grpo_variants_trl.greedy import GreedyBaseline
-from grpo_variants_trl.health import HealthWatch
-from grpo_variants_trl.live import LiveSettings
-from grpo_variants_trl.lm_head import ChunkedHead
-from grpo_variants_trl.metrics import WindowMetrics
-from grpo_variants_trl.mismatch import check_reported, filled
-from grpo_variants_trl.model_card import name_base_model, paper, write_objective
-from grpo_variants_trl.moving_reference import MovingReference
-from grpo_variants_trl.overridden import LossReached, without_advantages
-from grpo_variants_trl.packing import choose_packing, pack
-from grpo_variants_trl.process import Scored, score_steps
-from grpo_variants_trl.refill import Filled, Refill, refills
-from grpo_variants_trl.refusals import check_host
-from grpo_variants_trl.rewards import RewardBorder
-from grpo_variants_trl.rollout import (
+from grpo_variants.objective.compute import loss_of
+from grpo_variants.tensors.checks import unknown
+from grpo_variants_trl.checkpoint.cards import CardWriter, Opening, make_card
+from grpo_variants_trl.checkpoint.model_card import name_base_model, paper, write_objective
+from grpo_variants_trl.checkpoint.moving_reference import MovingReference
+from grpo_variants_trl.checkpoint.reference_adapter import keep_start, plain_init
+from grpo_variants_trl.checkpoint.state import MicroBatchCounter, load_state, save_state
+from grpo_variants_trl.config.builtins import opening
+from grpo_variants_trl.config.grpo_config import choice_of
+from grpo_variants_trl.config.live_settings import LiveSettings
+from grpo_variants_trl.config.overridden_methods import LossReached, without_advantages
+from grpo_variants_trl.config.refusals import check_host
+from grpo_variants_trl.rollout.capture import Sampled, sample
+from grpo_variants_trl.rollout.dynamic_sampling import Filled, Refill, refills
+from grpo_variants_trl.rollout.eos import stop_tokens, stopping_at, turn_ends
+from grpo_variants_trl.rollout.generation_batch import (
     READS_ENTROPY,
     Gathered,
     drop_responses,
@@ -50,10 +42,17 @@ from grpo_variants_trl.rollout import (
     prompt_keys,
     variant_advantages,
 )
-from grpo_variants_trl.sampling import Sampled, sample
-from grpo_variants_trl.step_statistics import DRAWS, step_thresholds, with_draws
-from grpo_variants_trl.twin import keep_start, plain_init
-from grpo_variants_trl.windows import (
+from grpo_variants_trl.rollout.greedy import GreedyBaseline
+from grpo_variants_trl.rollout.mismatch import check_reported, filled
+from grpo_variants_trl.rollout.process_rewards import Scored, score_steps
+from grpo_variants_trl.rollout.rewards import RewardBorder
+from grpo_variants_trl.step.entropy_bonus import EntropyBonus
+from grpo_variants_trl.step.finite import is_nonfinite, take_nonfinite
+from grpo_variants_trl.step.health import HealthWatch
+from grpo_variants_trl.step.lm_head import ChunkedHead
+from grpo_variants_trl.step.metrics import WindowMetrics
+from grpo_variants_trl.step.packing import choose_packing, pack
+from grpo_variants_trl.step.step_counts import (
     GROUP,
     SpanningWindow,
     Window,
@@ -63,6 +62,7 @@ from grpo_variants_trl.windows import (
     open_window,
     spanning_window,
 )
+from grpo_variants_trl.step.step_statistics import DRAWS, step_thresholds, with_draws
 
 # What a model's forward may read besides token ids: TRL puts these into the batch under the same names.
 _MODEL_INPUTS = (

@@ -17,9 +17,9 @@ try:
     from grpo_variants_verl.cards import VariantCallback
     from grpo_variants_verl.config import VariantPolicyLossConfig
     from grpo_variants_verl.health import watch_health
-    from grpo_variants_verl.host import extend_host, restore_host
     from grpo_variants_verl.launch import remove_checks, watch_config
     from grpo_variants_verl.metric_means import keep_means
+    from grpo_variants_verl.patch import extend_host, restore_host
     from grpo_variants_verl.registration import register
     from grpo_variants_verl.steps import Step, step_scores
 

@@ -9,20 +9,20 @@ from typing import Any
 
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
-from grpo_variants import verl_words as words
-from grpo_variants.aggregation import lacks_length
 from grpo_variants.card import Card
-from grpo_variants.correction import Correction, OffPolicyMask
-from grpo_variants.divergence import KL
 from grpo_variants.fences import Meaningless
 from grpo_variants.names import PREFIX
-from grpo_variants.options import configure, get, resolved_values
+from grpo_variants.objective.aggregation import lacks_length
+from grpo_variants.objective.correction import Correction, OffPolicyMask
+from grpo_variants.objective.kl import KL
+from grpo_variants.spec import configure, get, resolved_values
+from grpo_variants.trainers.verl import words
+from grpo_variants.trainers.verl.findings import between_ends
 from grpo_variants.variant import AXES, Variant
-from grpo_variants.verl_findings import between_ends
-from grpo_variants_verl import native
-from grpo_variants_verl.host import extend_host
+from grpo_variants_verl import builtins
+from grpo_variants_verl.patch import extend_host
 from grpo_variants_verl.resume import install
-from grpo_variants_verl.run import Run, read_run
+from grpo_variants_verl.run_config import Run, read_run
 from grpo_variants_verl.settings import Chosen, node_of
 
 _MICRO_BATCH = f"{words.ACTOR}.ppo_micro_batch_size_per_gpu"
@@ -73,8 +73,8 @@ class VariantCallback(CheckpointCallback):
 def _rule(run: Run) -> Variant:
     if run.estimator is not None:
         return run.estimator.variant
-    variant = get(native.ESTIMATORS.get(run.own_estimator, "reinforce"))
-    if run.own_estimator in native.SCALED_BY_FLAG and run.get("algorithm.norm_adv_by_std_in_grpo") is False:
+    variant = get(builtins.ESTIMATORS.get(run.own_estimator, "reinforce"))
+    if run.own_estimator in builtins.SCALED_BY_FLAG and run.get("algorithm.norm_adv_by_std_in_grpo") is False:
         return configure(variant, {"scale": "none"})
     return variant
 
@@ -82,8 +82,8 @@ def _rule(run: Run) -> Variant:
 def _objective(run: Run) -> Variant:
     if run.loss is not None:
         return run.loss.variant
-    described = native.loss(run.own_loss, run.get)
-    return get("reinforce") if described is None else native.objective(described, run.get)
+    described = builtins.loss(run.own_loss, run.get)
+    return get("reinforce") if described is None else builtins.objective(described, run.get)
 
 
 def _host_parts(run: Run, objective: Variant) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _effective(run: Run, variant: Variant) -> Iterator[tuple[str, Any]]:
 
 
 def _native_notes(run: Run) -> Iterator[str]:
-    described = native.loss(run.own_loss, run.get)
+    described = builtins.loss(run.own_loss, run.get)
     if described is None:
         yield f"The policy loss is verl's own {run.own_loss}, which this card does not describe."
         return
@@ -158,7 +158,7 @@ def _native_notes(run: Run) -> Iterator[str]:
 
 
 def _notes(run: Run) -> Iterator[str]:
-    if run.estimator is None and run.own_estimator not in native.ESTIMATORS:
+    if run.estimator is None and run.own_estimator not in builtins.ESTIMATORS:
         yield f"Advantages are verl's own {run.own_estimator}, which this card does not describe."
     if run.loss is None:
         yield from _native_notes(run)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 from verl.utils.experimental import torch_functional as host
 
-from grpo_variants.fast.lm_head import LMHead, dtype_of_products
+from grpo_variants.lm_head.head import LMHead, dtype_of_products
 
 HOSTS = host.FusedLinearForPPOFunction
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from verl.workers.config import PolicyLossConfig
 
 from grpo_variants.names import PREFIX, is_prefixed
-from grpo_variants.verl_findings import Finding, Fix, Refused
-from grpo_variants.verl_words import LOSS_MODE, LOSS_OPTIONS
+from grpo_variants.trainers.verl.findings import Finding, Fix, Refused
+from grpo_variants.trainers.verl.words import LOSS_MODE, LOSS_OPTIONS
 from grpo_variants_verl.settings import base_name, check_loss_options
 
 

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.advantage import advantages_of
-from grpo_variants.aggregation import Aggregation, drops_rows, with_signal
-from grpo_variants.credit import Process, RewardToGo
+from grpo_variants.advantage.compute import advantages_of
+from grpo_variants.advantage.credit import Process, RewardToGo
 from grpo_variants.inputs import Counts, Rollouts, infinite_entries, without_infinities
-from grpo_variants.masked import discounted_sum_to_go, select
 from grpo_variants.names import PREFIX
-from grpo_variants.objective import row_weights
+from grpo_variants.objective.aggregation import Aggregation, drops_rows, with_signal
+from grpo_variants.objective.compute import row_weights
+from grpo_variants.tensors.masked import discounted_sum_to_go, select
+from grpo_variants.trainers.verl.findings import Finding, Fix, Refused
+from grpo_variants.trainers.verl.limits import advantage_form
+from grpo_variants.trainers.verl.words import STEP_REWARDS, carried_over
 from grpo_variants.variant import Variant
-from grpo_variants.verl_findings import Finding, Fix, Refused
-from grpo_variants.verl_limits import advantage_form
-from grpo_variants.verl_words import STEP_REWARDS, carried_over
 from grpo_variants_verl.settings import estimator_choice, node_of
-from grpo_variants_verl.workers import LOG
+from grpo_variants_verl.worker_check import LOG
 
 
 @dataclass(frozen=True)

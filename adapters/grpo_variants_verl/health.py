@@ -14,12 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from verl.utils import tracking
 
-from grpo_variants import verl_words as words
 from grpo_variants.health import HealthCheck, Observation
 from grpo_variants.names import PREFIX
-from grpo_variants_verl.run import Run, concerns, read_run
+from grpo_variants.trainers.verl import words
+from grpo_variants_verl.run_config import Run, concerns, read_run
 from grpo_variants_verl.settings import node_of
-from grpo_variants_verl.workers import LOG
+from grpo_variants_verl.worker_check import LOG
 
 SWITCH = "algorithm.grpo_variants.health"
 _IDENTICAL = "gv/groups/identical"

@@ -15,14 +15,14 @@ from grpo_variants import __version__
 from grpo_variants.card import FILE_NAME
 from grpo_variants.catalogue import MODULES_VARIABLE, find
 from grpo_variants.names import PREFIX, is_prefixed
-from grpo_variants.verl_words import ESTIMATOR, LOSS_MODE
+from grpo_variants.trainers.verl.words import ESTIMATOR, LOSS_MODE
 from grpo_variants_verl.cards import VariantCallback, make_card
-from grpo_variants_verl.findings import length_setting
-from grpo_variants_verl.host import extend_host
+from grpo_variants_verl.config_diff import length_setting
+from grpo_variants_verl.patch import extend_host
 from grpo_variants_verl.resume import install
-from grpo_variants_verl.run import Run, concerns, read_run, refusals, reports
+from grpo_variants_verl.run_config import Run, concerns, read_run, refusals, reports
 from grpo_variants_verl.settings import NODE, node_of
-from grpo_variants_verl.workers import DRIVER_VARIABLE, LOG
+from grpo_variants_verl.worker_check import DRIVER_VARIABLE, LOG
 
 CALLBACK = f"grpo_variants_verl.{VariantCallback.__name__}"
 _CALLBACK_KEY = "trainer.checkpoint_callback_class"

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.aggregation import lacks_length
 from grpo_variants.inputs import Counts, Tokens
-from grpo_variants.masked import masked_sum, select
 from grpo_variants.names import PREFIX
-from grpo_variants.objective import Loss, correction_weights, loss_of, row_weights
-from grpo_variants.ratio import TokenRatio
+from grpo_variants.objective.aggregation import lacks_length
+from grpo_variants.objective.compute import Loss, correction_weights, loss_of, row_weights
+from grpo_variants.objective.ratio import TokenRatio
+from grpo_variants.tensors.masked import masked_sum, select
+from grpo_variants.trainers.verl.limits import loss_form
+from grpo_variants.trainers.verl.words import MAX_LENGTH, SCALE_FACTOR
 from grpo_variants.variant import Variant
-from grpo_variants.verl_limits import loss_form
-from grpo_variants.verl_words import MAX_LENGTH, SCALE_FACTOR
 from grpo_variants_verl.metric_means import Mean
 from grpo_variants_verl.settings import loss_choice
-from grpo_variants_verl.workers import first_use
+from grpo_variants_verl.worker_check import first_use
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_variants.card import FILE_NAME, Card, differences, read_card
 from grpo_variants.files import FileError
-from grpo_variants_verl.workers import LOG
+from grpo_variants_verl.worker_check import LOG
 
 
 def install(card: Card, trainer: Any) -> None:

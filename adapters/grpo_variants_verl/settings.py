@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from grpo_variants import verl_words as words
 from grpo_variants.catalogue import all_names, find, names, registered
-from grpo_variants.checks import did_you_mean, unknown
 from grpo_variants.names import PREFIX
-from grpo_variants.options import coerce, configure, read_options
-from grpo_variants.surrogate import Cispo
+from grpo_variants.objective.surrogate import Cispo
+from grpo_variants.spec import coerce, configure, read_options
+from grpo_variants.tensors.checks import did_you_mean, unknown
+from grpo_variants.trainers.verl import words
+from grpo_variants.trainers.verl.findings import Finding, Fix, Refused
 from grpo_variants.variant import AXES, End, Variant
-from grpo_variants.verl_findings import Finding, Fix, Refused
 
 NODE = "algorithm.grpo_variants"
 SWITCHES = ("extend_host", "health", "print_card")

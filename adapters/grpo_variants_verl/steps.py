@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.steps import Step, step_ends
+from grpo_variants.rollout.steps import Step, step_ends
 
 
 def step_scores(

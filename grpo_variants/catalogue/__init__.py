@@ -16,8 +16,8 @@ from grpo_variants.catalogue.score import SCORE
 from grpo_variants.catalogue.selective import SELECTIVE
 from grpo_variants.catalogue.soft import SOFT
 from grpo_variants.catalogue.token_credit import TOKEN_CREDIT
-from grpo_variants.checks import did_you_mean
 from grpo_variants.names import key_of, without_prefix
+from grpo_variants.tensors.checks import did_you_mean
 from grpo_variants.variant import Variant
 
 MODULES_VARIABLE = "GRPO_VARIANTS_MODULES"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import TokenMean
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import GRPO
-from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
-from grpo_variants.surrogate import Aspo, CeGppo, EntropyClip, Fipo
+from grpo_variants.objective.aggregation import TokenMean
+from grpo_variants.objective.kl import K3
+from grpo_variants.objective.surrogate import Aspo, CeGppo, EntropyClip, Fipo
 from grpo_variants.variant import Variant
 
 ASYMMETRIC: tuple[Variant, ...] = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import SequenceMean, TokenMean
-from grpo_variants.baseline import GroupMean
+from grpo_variants.advantage.baseline import GroupMean
+from grpo_variants.advantage.scale import GroupStd
 from grpo_variants.filters import ZeroVariance
-from grpo_variants.ratio import TokenRatio
-from grpo_variants.scale import GroupStd
-from grpo_variants.shaping import Mask
-from grpo_variants.surrogate import Clip
+from grpo_variants.objective.aggregation import SequenceMean, TokenMean
+from grpo_variants.objective.ratio import TokenRatio
+from grpo_variants.objective.surrogate import Clip
+from grpo_variants.rollout.overlong import Mask
 from grpo_variants.variant import Variant
 
 # GRPO without its KL, as most of the family runs it; an entry that starts here says what it changes.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import TokenMean
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import GRPO
-from grpo_variants.surrogate import Bapo, ClipCov, KlCov, M2po
+from grpo_variants.objective.aggregation import TokenMean
+from grpo_variants.objective.surrogate import Bapo, ClipCov, KlCov, M2po
 from grpo_variants.variant import Variant
 
 BATCH: tuple[Variant, ...] = (

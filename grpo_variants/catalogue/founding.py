@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from grpo_variants.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
-from grpo_variants.baseline import Greedy, GroupMean, LeaveOneOut, NoBaseline
+from grpo_variants.advantage.baseline import Greedy, GroupMean, LeaveOneOut, NoBaseline
+from grpo_variants.advantage.credit import Outcome, Process, RewardToGo
+from grpo_variants.advantage.scale import BatchStd, GroupStd, NoScale
 from grpo_variants.catalogue.bases import DAPO_RECIPE
 from grpo_variants.catalogue.references import AHMADIAN, HU, KOOL, LI, LIU, SHAO, WILLIAMS, YU, ZHENG
-from grpo_variants.credit import Outcome, Process, RewardToGo
-from grpo_variants.divergence import K1, K2, K3
 from grpo_variants.filters import ZeroVariance
-from grpo_variants.ratio import NoRatio, SequenceRatio, SequenceTokenRatio, TokenRatio
-from grpo_variants.scale import BatchStd, GroupStd, NoScale
-from grpo_variants.shaping import Mask
-from grpo_variants.surrogate import Clip, Reinforce
+from grpo_variants.objective.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
+from grpo_variants.objective.kl import K1, K2, K3
+from grpo_variants.objective.ratio import NoRatio, SequenceRatio, SequenceTokenRatio, TokenRatio
+from grpo_variants.objective.surrogate import Clip, Reinforce
+from grpo_variants.rollout.overlong import Mask
 from grpo_variants.variant import Variant
 
 FOUNDING: tuple[Variant, ...] = (

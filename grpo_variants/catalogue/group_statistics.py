@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from grpo_variants.aggregation import SequenceMean, SequenceSum, TokenMean
-from grpo_variants.baseline import GroupMean, GroupMedian, GroupQuantile, Kalman, LeaveOneOut, LengthWeighted
+from grpo_variants.advantage.baseline import (
+    GroupMean,
+    GroupMedian,
+    GroupQuantile,
+    Kalman,
+    LeaveOneOut,
+    LengthWeighted,
+)
+from grpo_variants.advantage.credit import Decoupled
+from grpo_variants.advantage.scale import (
+    BatchStd,
+    BetaDensity,
+    GroupMad,
+    GroupStd,
+    KalmanStd,
+    MeanReward,
+    SignalShare,
+)
 from grpo_variants.catalogue.bases import DAPO_RECIPE
 from grpo_variants.catalogue.formulas import CLIP, CLIPPED, SCORED
 from grpo_variants.catalogue.references import BAE, CHU, HAO, KIM, LIU_GDPO, LIU_TRICKS, TAJWAR, WANG_KRPO, WU, XIAO
-from grpo_variants.credit import Decoupled
-from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
-from grpo_variants.ratio import TokenRatio
-from grpo_variants.scale import BatchStd, BetaDensity, GroupMad, GroupStd, KalmanStd, MeanReward, SignalShare
-from grpo_variants.surrogate import Clip
+from grpo_variants.objective.aggregation import SequenceMean, SequenceSum, TokenMean
+from grpo_variants.objective.kl import K3
+from grpo_variants.objective.ratio import TokenRatio
+from grpo_variants.objective.surrogate import Clip
 from grpo_variants.variant import Variant
 
 GROUP_STATISTICS: tuple[Variant, ...] = (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import Constant, TokenMean
+from grpo_variants.advantage.scale import NoScale
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO, TOKEN_COUNTS
-from grpo_variants.correction import Kpop, OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
-from grpo_variants.divergence import K3
-from grpo_variants.ratio import TokenRatio
-from grpo_variants.scale import NoScale
-from grpo_variants.surrogate import Band, Clip
+from grpo_variants.objective.aggregation import Constant, TokenMean
+from grpo_variants.objective.correction import Kpop, OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
+from grpo_variants.objective.kl import K3
+from grpo_variants.objective.ratio import TokenRatio
+from grpo_variants.objective.surrogate import Band, Clip
 from grpo_variants.variant import Variant
 
 MISMATCH: tuple[Variant, ...] = (

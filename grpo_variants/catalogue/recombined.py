@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import LengthPower, SequenceSum, TokenMean
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO, TOKEN_COUNTS
-from grpo_variants.divergence import K3
 from grpo_variants.filters import TopEntropy
-from grpo_variants.ratio import SequenceRatio
-from grpo_variants.surrogate import Clip
+from grpo_variants.objective.aggregation import LengthPower, SequenceSum, TokenMean
+from grpo_variants.objective.kl import K3
+from grpo_variants.objective.ratio import SequenceRatio
+from grpo_variants.objective.surrogate import Clip
 from grpo_variants.variant import Variant
 
 RECOMBINED: tuple[Variant, ...] = (

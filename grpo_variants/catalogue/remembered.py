@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from grpo_variants.aggregation import SequenceMean, TokenMean
-from grpo_variants.baseline import GroupMean, Tracked
+from grpo_variants.advantage.baseline import GroupMean, Tracked
+from grpo_variants.advantage.scale import BatchStd, SmoothedStd
 from grpo_variants.catalogue.references import XU, YANG
-from grpo_variants.ratio import TokenRatio
-from grpo_variants.scale import BatchStd, SmoothedStd
-from grpo_variants.surrogate import Clip, Dcpo
+from grpo_variants.objective.aggregation import SequenceMean, TokenMean
+from grpo_variants.objective.ratio import TokenRatio
+from grpo_variants.objective.surrogate import Clip, Dcpo
 from grpo_variants.variant import Variant
 
 REMEMBERED: tuple[Variant, ...] = (

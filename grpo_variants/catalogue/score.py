@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import Constant, PromptMean, SequenceSum, TokenMean
-from grpo_variants.baseline import NoBaseline
+from grpo_variants.advantage.baseline import NoBaseline
+from grpo_variants.advantage.scale import BatchStd, NoScale
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import GRPO, TOKEN_COUNTS
 from grpo_variants.filters import ZeroVariance
-from grpo_variants.ratio import SequenceProduct, TokenRatio
-from grpo_variants.scale import BatchStd, NoScale
-from grpo_variants.surrogate import Cispo, DppoKl, DppoTv, PpoMask, Topr, Vespo
+from grpo_variants.objective.aggregation import Constant, PromptMean, SequenceSum, TokenMean
+from grpo_variants.objective.ratio import SequenceProduct, TokenRatio
+from grpo_variants.objective.surrogate import Cispo, DppoKl, DppoTv, PpoMask, Topr, Vespo
 from grpo_variants.variant import Variant
 
 _DPPO_NOTE = (

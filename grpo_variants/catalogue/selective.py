@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from grpo_variants.aggregation import SequenceMean, TokenMean
-from grpo_variants.baseline import GroupMean, NoBaseline, SecondBest
+from grpo_variants.advantage.baseline import GroupMean, NoBaseline, SecondBest
+from grpo_variants.advantage.reward_transform import PassAtK, Unlikeliness, Verdict
+from grpo_variants.advantage.scale import Bernoulli, GroupStd
+from grpo_variants.advantage.selection import LargestAdvantage, MaxVariance, Mixed, Shortest
 from grpo_variants.catalogue.formulas import CLIP, CLIPPED
 from grpo_variants.catalogue.references import CHEN, HE_UNLIKELINESS, LIN_CPPO, SHRIVASTAVA, TANG, XIONG, XU_PODS, ZHU
-from grpo_variants.divergence import K3
 from grpo_variants.filters import ZeroVariance
-from grpo_variants.ratio import NoRatio, TokenRatio
-from grpo_variants.scale import Bernoulli, GroupStd
-from grpo_variants.selection import LargestAdvantage, MaxVariance, Mixed, Shortest
-from grpo_variants.surrogate import Clip, Reinforce
-from grpo_variants.transform import PassAtK, Unlikeliness, Verdict
+from grpo_variants.objective.aggregation import SequenceMean, TokenMean
+from grpo_variants.objective.kl import K3
+from grpo_variants.objective.ratio import NoRatio, TokenRatio
+from grpo_variants.objective.surrogate import Clip, Reinforce
 from grpo_variants.variant import Variant
 
 # The clip over the responses that a verdict leaves.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_variants.aggregation import SequenceMean, SequenceSum
-from grpo_variants.baseline import LeaveOneOut, Partition
+from grpo_variants.advantage.baseline import LeaveOneOut, Partition
+from grpo_variants.advantage.scale import NoScale
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import GRPO
-from grpo_variants.ratio import SequenceProduct
-from grpo_variants.scale import NoScale
-from grpo_variants.surrogate import Dro, Gmpo, Quadratic, Sapo
+from grpo_variants.objective.aggregation import SequenceMean, SequenceSum
+from grpo_variants.objective.ratio import SequenceProduct
+from grpo_variants.objective.surrogate import Dro, Gmpo, Quadratic, Sapo
 from grpo_variants.variant import Variant
 
 SOFT: tuple[Variant, ...] = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from grpo_variants.aggregation import SequenceMean, TokenMean
+from grpo_variants.advantage.token_credit import EntropyResponses, EntropyTokens, OptimalToken
 from grpo_variants.catalogue.formulas import CLIPPED_TOKENS
 from grpo_variants.catalogue.references import LI_OTB, TAN
-from grpo_variants.ratio import SequenceArithmetic, TokenRatio
-from grpo_variants.surrogate import Clip
-from grpo_variants.token_credit import EntropyResponses, EntropyTokens, OptimalToken
+from grpo_variants.objective.aggregation import SequenceMean, TokenMean
+from grpo_variants.objective.ratio import SequenceArithmetic, TokenRatio
+from grpo_variants.objective.surrogate import Clip
 from grpo_variants.variant import Variant
 
 TOKEN_CREDIT: tuple[Variant, ...] = (

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from grpo_variants.card import FILE_NAME, changed_since, former_spec, read_card, value_origins
 from grpo_variants.catalogue import names, registered
-from grpo_variants.checks import check_choice, unknown
-from grpo_variants.options import full_keys, get, read_options, resolved_values
+from grpo_variants.spec import full_keys, get, read_options, resolved_values
+from grpo_variants.tensors.checks import check_choice, unknown
 from grpo_variants.variant import AXES, UNCONFIRMED, Variant
 
 COMPARED_WITH = ("grpo", "dapo")

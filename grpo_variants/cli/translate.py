@@ -9,17 +9,24 @@ from typing import Annotated
 
 import typer
 
-from grpo_variants import verl_words as words
-from grpo_variants.aggregation import Aggregation, lacks_length
-from grpo_variants.baseline import Greedy
-from grpo_variants.checks import check_choice
-from grpo_variants.credit import Outcome, Process
+from grpo_variants.advantage.baseline import Greedy
+from grpo_variants.advantage.credit import Outcome, Process
+from grpo_variants.advantage.scale import NoScale
 from grpo_variants.names import PREFIX
-from grpo_variants.options import get, spelt
-from grpo_variants.scale import NoScale
-from grpo_variants.trl_limits import trl_refusals
+from grpo_variants.objective.aggregation import Aggregation, lacks_length
+from grpo_variants.spec import get, spelt
+from grpo_variants.tensors.checks import check_choice
+from grpo_variants.trainers.trl.limits import trl_refusals
+from grpo_variants.trainers.verl import words
+from grpo_variants.trainers.verl.limits import (
+    advantage_refusals,
+    homogeneous,
+    loss_refusals,
+    notes,
+    rollout_refusals,
+    takes_kl,
+)
 from grpo_variants.variant import Variant
-from grpo_variants.verl_limits import advantage_refusals, homogeneous, loss_refusals, notes, rollout_refusals, takes_kl
 
 HOSTS = ("trl", "verl")
 

@@ -6,12 +6,12 @@ from dataclasses import MISSING
 from itertools import product
 
 import pytest
-from cases import keys_of, text, values_of
+from support.cases.variants import keys_of, text, values_of
 
 import grpo_variants as gv
-from grpo_variants import trainer_words
 from grpo_variants.cli.translate import run_settings
-from grpo_variants.options import read_options
+from grpo_variants.spec import read_options
+from grpo_variants.trainers import foreign_words
 from grpo_variants.variant import AXES
 
 PROPOSAL = re.compile(r"Choose (.+)\.$")
@@ -105,7 +105,7 @@ def test_a_variant_that_is_made_of_parts_gets_advice_too():
     """Without options there is nothing to leave out; what is proposed works on the parts."""
     from dataclasses import replace
 
-    from grpo_variants.ratio import SequenceRatio
+    from grpo_variants.objective.ratio import SequenceRatio
 
     with pytest.raises(ValueError, match=r"^dcpo: surrogate=dcpo is defined on ratio=token; got ratio=sequence") as bad:
         replace(gv.get("dcpo"), ratio=SequenceRatio())
@@ -266,9 +266,9 @@ TRIED = ["0.1", "0.5", "4", "true", "false", "none", "token", "sequence", "group
 @pytest.mark.parametrize("name", KINDS)
 def test_what_a_trainers_word_is_answered_with_works(name):
     answered = 0
-    for word, value in product(trainer_words.WORDS, TRIED):
+    for word, value in product(foreign_words.WORDS, TRIED):
         error = error_of(spec_of(name, {word: value}))
-        assert error.startswith(f"{name}: '{word}' is {trainer_words.WORDS[word].trainer}'s word; "), error
+        assert error.startswith(f"{name}: '{word}' is {foreign_words.WORDS[word].trainer}'s word; "), error
         for options in written(error):
             assert error_of(spec_of(name, options)) is None, error
             answered += 1
@@ -281,4 +281,4 @@ def test_every_word_that_translate_prints_is_known():
     for name in [*gv.names(), "grpo,correction=token_truncate", "grpo,overlong=penalty,overlong.buffer=9"]:
         with contextlib.suppress(ValueError):
             for key in run_settings(gv.get(name)):
-                assert trainer_words.word_in(key) or key.rpartition(".")[2] in carriers, key
+                assert foreign_words.word_in(key) or key.rpartition(".")[2] in carriers, key

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from authors import CLOSE, Step, Token, flat, of_the_package, of_the_rule, ppo, step, tokens
+from support.authors import CLOSE, Step, Token, flat, of_the_package, of_the_rule, ppo, step, tokens
 from torch import Tensor
 
 import grpo_variants as gv

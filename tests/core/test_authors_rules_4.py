@@ -10,11 +10,11 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 import torch
-from authors import CLOSE, Step, flat, of_the_package, of_the_rule, ppo, step, tokens
+from support.authors import CLOSE, Step, flat, of_the_package, of_the_rule, ppo, step, tokens
 from torch import Tensor
 
 import grpo_variants as gv
-from grpo_variants import fast
+from grpo_variants import fast_paths
 
 # Two prompts with right and wrong responses, interleaved.
 PROMPTS = [*"aababbaab"]
@@ -258,7 +258,7 @@ def test_psr_and_nsr_are_the_authors(name, sign, spread, mode):
         expected = of_the_rule(verdict_code(sign), x)
         own = gv.advantages(name, (x["advantages"] > 0).double(), [0] * len(x["mask"]))
         assert set(own.tolist()) == {0.0, float(sign)}
-        with fast.mode(mode):
+        with fast_paths.mode(mode):
             torch.testing.assert_close(of_the_package(name, {**x, "advantages": own}), expected, **CLOSE)
             _, diluted = of_the_package(f"{name},aggregation.rows=all", {**x, "advantages": own})
         share = x["mask"][own != 0].sum() / x["mask"].sum()

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from hashes import HASHES_OF_0_1
+from support.hashes import HASHES_OF_0_1
 
 import grpo_variants as gv
 from grpo_variants.card import FILE_NAME, Card, differences, former_spec, read_card, value_origins
 from grpo_variants.catalogue.former import FORMER
 from grpo_variants.files import FileError
-from grpo_variants.options import resolved_values, without_added
+from grpo_variants.spec import resolved_values, without_added
 
 
 def card(spec="dapo", **more):

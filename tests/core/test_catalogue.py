@@ -9,7 +9,7 @@ import pytest
 
 import grpo_variants as gv
 from grpo_variants import catalogue
-from grpo_variants.baseline import GroupMean
+from grpo_variants.advantage.baseline import GroupMean
 
 SEED_MEMBERS = (
     "reinforce",

@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from hashes import HASHES_OF_0_1
+from support.hashes import HASHES_OF_0_1
 
 import grpo_variants as gv
 from grpo_variants.catalogue.former import FORMER
-from grpo_variants.options import resolved_values
+from grpo_variants.spec import resolved_values
 
 TEXT = (Path(__file__).parents[2] / "CHANGELOG.md").read_text("utf-8")
 ROWS = [

@@ -8,7 +8,7 @@ import pytest
 
 import grpo_variants as gv
 from grpo_variants.cli import app
-from grpo_variants.options import resolved_values
+from grpo_variants.spec import resolved_values
 
 
 @pytest.fixture

@@ -3,16 +3,16 @@
 import re
 from pathlib import Path
 
-import handworked
 import pytest
 import torch
+from support.handworked import variants as handworked
 
 import grpo_variants as gv
-from grpo_variants import docs_pages
 from grpo_variants.catalogue import CATALOGUE
 from grpo_variants.cli.translate import trl_lines, verl_lines
-from grpo_variants.options import resolved_values
+from grpo_variants.spec import resolved_values
 from grpo_variants.variant import AXES, UNCONFIRMED
+from tools.docs import pages as docs_pages
 
 ROOT = Path(__file__).parents[2]
 NAMES = [variant.name for variant in CATALOGUE]
@@ -132,7 +132,7 @@ def oracle_rollouts(case):
 
 @every_variant
 def test_the_oracle_gives_the_advantages_worked_by_hand(variant):
-    import oracle
+    from support.oracle import step as oracle
 
     case = handworked.CASES[variant.name]
     found = oracle.advantages(resolved_values(variant), oracle_rollouts(case))
@@ -146,7 +146,7 @@ def test_the_oracle_gives_the_advantages_worked_by_hand(variant):
 
 @every_variant
 def test_the_oracle_gives_the_loss_and_the_gradient_worked_by_hand(variant):
-    import oracle
+    from support.oracle import step as oracle
 
     case = handworked.CASES[variant.name]
     tokens = case.tokens()

@@ -5,8 +5,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from against_oracle import check_advantages, check_loss
-from cases import REFUSALS, keys_of, loss_and_gradient, random_case, text, values_of, with_advantages
+from support.against_oracle import check_advantages, check_loss
+from support.cases.variants import REFUSALS, keys_of, loss_and_gradient, random_case, text, values_of, with_advantages
 
 import grpo_variants as gv
 from grpo_variants.variant import AXES

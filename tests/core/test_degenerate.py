@@ -6,12 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import LENGTH, TOKEN_INPUTS, compute_advantages, counts_for, loss_and_gradient, random_case, with_advantages
+from support.cases.variants import (
+    LENGTH,
+    TOKEN_INPUTS,
+    compute_advantages,
+    counts_for,
+    loss_and_gradient,
+    random_case,
+    with_advantages,
+)
 from torch.testing import assert_close
 
 import grpo_variants as gv
-from grpo_variants.aggregation import Constant, LengthPower
-from grpo_variants.surrogate import Clip
+from grpo_variants.objective.aggregation import Constant, LengthPower
+from grpo_variants.objective.surrogate import Clip
 
 NAN = float("nan")
 # Without the one that tells equal rewards apart by how likely a response was.

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-import two_ranks
+from support.ranks import two_ranks
 
 import grpo_variants as gv
 from grpo_variants.catalogue import CATALOGUE

@@ -6,10 +6,10 @@ axes, so a new one fails here until it has two values that tell it apart.
 
 from dataclasses import MISSING
 
-import cases_objectives
 import pytest
 import torch
-from cases import LENGTH, keys_of, random_case, text
+from support.cases import objectives as cases_objectives
+from support.cases.variants import LENGTH, keys_of, random_case, text
 
 import grpo_variants as gv
 from grpo_variants.variant import AXES

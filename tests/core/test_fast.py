@@ -6,17 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import SPECS, counts_for, random_case, token_advantages, with_advantages, with_row_weights
+from support.cases.variants import SPECS, counts_for, random_case, token_advantages, with_advantages, with_row_weights
 from torch.testing import assert_close
 
 import grpo_variants as gv
 from benchmarks.measure import counted, peak_bytes
-from grpo_variants import fast
-from grpo_variants.fast import choose, switch
-from grpo_variants.fast import loss as blocks
-from grpo_variants.fast.analytic import covers
-from grpo_variants.masked import select
-from grpo_variants.ratio import TokenRatio
+from grpo_variants import fast_paths
+from grpo_variants.objective.fast import bit_mask
+from grpo_variants.objective.fast import loss as blocks
+from grpo_variants.objective.fast.analytic import covers
+from grpo_variants.objective.ratio import TokenRatio
+from grpo_variants.tensors.masked import select
 
 # The families whose derivatives are worked out by hand.
 BY_HAND = ("grpo", "dapo", "two_sided", "dr_grpo", "gspo", "gspo_token", "gmpo", "cispo", "sapo", "rloo", "opo", "tis")
@@ -27,7 +27,7 @@ def both(variant, x, counts=None):
     found = []
     for value in ("0", "1"):
         leaf = x.logp.detach().clone().requires_grad_()
-        with fast.mode(value):
+        with fast_paths.mode(value):
             out = gv.policy_loss(variant, replace(x, logp=leaf), counts)
         out.loss.backward()
         found.append((out, leaf.grad))
@@ -53,7 +53,7 @@ def assert_equal(variant, x, counts=None, **tolerance):
 def branch(request, monkeypatch):
     """Both ways to select: by the bits of a number, as on a CPU, and by bool tensors, as on any other device."""
     if request.param == "flags":
-        monkeypatch.setattr(choose, "_as_bool", lambda value: True)
+        monkeypatch.setattr(bit_mask, "_as_bool", lambda value: True)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def no_plain(monkeypatch):
 
 @pytest.fixture
 def log(caplog):
-    switch.say_once.cache_clear()
+    fast_paths.say_once.cache_clear()
     caplog.set_level(logging.INFO, logger="grpo_variants.fast")
     return caplog
 
@@ -211,7 +211,7 @@ def test_gradients_of_gradients_are_the_plain_paths(spec):
     second = []
     for value in ("0", "1"):
         leaf = x.logp.detach().clone().requires_grad_()
-        with fast.mode(value):
+        with fast_paths.mode(value):
             loss = gv.policy_loss(variant, replace(x, logp=leaf)).loss
         (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
         second.append(torch.autograd.grad(slope.square().sum(), leaf)[0])
@@ -229,7 +229,7 @@ def test_a_second_backward_and_a_scaled_one():
     assert_close(first, again, rtol=0, atol=0)
     again = torch.autograd.grad(out.loss, x.logp)[0]
     assert_close(first, 3 * again, rtol=1e-12, atol=1e-15)
-    with fast.mode("0"):
+    with fast_paths.mode("0"):
         (plain,) = torch.autograd.grad(gv.policy_loss(variant, x).loss, x.logp)
     assert_close(again, plain, rtol=1e-9, atol=1e-12)
 
@@ -335,7 +335,7 @@ def test_compiled_equals_plain(spec):
         x = with_advantages(random_case(seed, rows=9 - seed), variant, torch.float32).tokens(torch.float32)
         wanted, slope = both(variant, x)[0]
         leaf = x.logp.detach().clone().requires_grad_()
-        with fast.mode("compile"):
+        with fast_paths.mode("compile"):
             found = gv.policy_loss(variant, replace(x, logp=leaf))
         found.loss.backward()
         assert_close(found.loss, wanted.loss, rtol=1e-5, atol=1e-6)
@@ -345,7 +345,7 @@ def test_compiled_equals_plain(spec):
 
 
 def test_without_a_compiler_it_runs_uncompiled_and_says_so(log, monkeypatch):
-    from grpo_variants.fast import compiled as module
+    from grpo_variants.objective.fast import compiled as module
 
     def missing(*_):
         raise RuntimeError("No working C++ compiler found\nlong story")
@@ -353,7 +353,7 @@ def test_without_a_compiler_it_runs_uncompiled_and_says_so(log, monkeypatch):
     monkeypatch.setattr(module, "_broken", [])
     monkeypatch.setattr(module, "_graph", lambda variant: missing)
     variant, x = gv.get("dapo"), with_advantages(random_case(0), gv.get("dapo")).tokens()
-    with fast.mode("compile"):
+    with fast_paths.mode("compile"):
         found = [gv.policy_loss(variant, x).loss for _ in range(2)]
     assert_close(found[0], gv.policy_loss(variant, x).loss, rtol=0, atol=0)
     assert [(r.levelname, r.message) for r in log.records] == [
@@ -363,7 +363,7 @@ def test_without_a_compiler_it_runs_uncompiled_and_says_so(log, monkeypatch):
 
 def test_a_variant_without_derivatives_by_hand_says_that_it_is_not_compiled(log):
     variant, x = gv.get("aspo"), with_advantages(random_case(0), gv.get("aspo")).tokens()
-    with fast.mode("compile"):
+    with fast_paths.mode("compile"):
         gv.policy_loss(variant, x)
     assert "aspo: not compiled, no derivative by hand for surrogate Aspo on TokenRatio." in log.text
 
@@ -393,6 +393,6 @@ def test_peak_and_synchronisations():
     """At most 2 tensors of [B, T] beyond the inputs, gradient included, with 16 blocks; the plain path needs ten."""
     run = step_of(256, 8192)
     assert peak_bytes(run) <= 2 * 4 * 256 * 8192
-    with fast.mode("0"):
+    with fast_paths.mode("0"):
         assert peak_bytes(run) >= 8 * 4 * 256 * 8192
     assert counted(run)[1] == 0

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import SPECS, compute_advantages, random_case
+from support.cases.variants import SPECS, compute_advantages, random_case
 from torch.testing import assert_close
 
 import grpo_variants as gv
-from grpo_variants import fast
-from grpo_variants.fast import advantages as matrix
-from grpo_variants.groups import Groups
+from grpo_variants import fast_paths
+from grpo_variants.advantage import fast as matrix
+from grpo_variants.tensors.groups import Groups
 
 COVERED = ("rloo", "grpo", "dr_grpo", "dapo", "opo", "gspo", "reinforce", "w_reinforce")
 TABLES = [f"{b},{s}" for b in ("none", "group_mean", "leave_one_out", "length_weighted") for s in ("none", "group_std")]
@@ -27,7 +27,7 @@ def side_by_side(seed, size=3):
 def both(variant, *args, **inputs):
     found = []
     for value in ("0", "1"):
-        with fast.mode(value):
+        with fast_paths.mode(value):
             found.append(compute_advantages(variant, *args, **inputs))
     return found
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import grpo_variants as gv
-from grpo_variants.group_size import doubts
+from grpo_variants.advantage.group_size import doubts
 
 LENGTHS = torch.tensor([3, 1, 2] * 4)
 

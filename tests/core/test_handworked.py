@@ -1,11 +1,11 @@
-"""Every variant against numbers worked by hand; the derivations are in tests/handworked.py."""
+"""Every variant against numbers worked by hand; the derivations are in tests/support/handworked/variants.py."""
 
 from collections.abc import Sequence
 
-import handworked
 import pytest
 import torch
-from cases import compute_advantages
+from support.cases.variants import compute_advantages
+from support.handworked import variants as handworked
 
 import grpo_variants as gv
 from grpo_variants.catalogue import CATALOGUE

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import compute_advantages, random_case, with_advantages
+from support.cases.variants import compute_advantages, random_case, with_advantages
 from torch.testing import assert_close
 
 import grpo_variants as gv

@@ -4,16 +4,16 @@ import math
 import re
 from pathlib import Path
 
-import cases
 import pytest
 import torch
+from support.cases import variants as cases
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import grpo_variants as gv
-from grpo_variants.fast import lm_head
-from grpo_variants.fast.lm_head import Foresight, LMHead
-from grpo_variants.fast.token_gradient import foresee, per_token
+from grpo_variants.lm_head import head as lm_head
+from grpo_variants.lm_head.head import Foresight, LMHead
+from grpo_variants.lm_head.token_gradient import foresee, per_token
 
 ROOT = Path(__file__).parents[2]
 N, H, V = 7, 5, 11

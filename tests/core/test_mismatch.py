@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo_variants.mismatch import mismatch_extrema, mismatch_report, mismatch_sums
+from grpo_variants.rollout.mismatch import mismatch_extrema, mismatch_report, mismatch_sums
 
 MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 0], [1, 1, 0]]).bool()
 OLD = torch.tensor([[-1.0, -2.0, -0.5], [-0.1, 9.0, -3.0], [-1.0, -1.0, -1.0], [-2.0, -1.0, float("nan")]])

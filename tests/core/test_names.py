@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 import grpo_variants as gv
 from grpo_variants import catalogue
-from grpo_variants.baseline import LeaveOneOut
+from grpo_variants.advantage.baseline import LeaveOneOut
 from grpo_variants.cli.app import app
 from grpo_variants.names import is_prefixed, key_of
 

@@ -3,10 +3,9 @@
 from dataclasses import fields, replace
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from cases import (
+from support.cases.variants import (
     SPECS,
     compute_advantages,
     counts_for,
@@ -15,12 +14,13 @@ from cases import (
     with_advantages,
     with_row_weights,
 )
+from support.oracle import step as oracle
 from torch.testing import assert_close
 
 import grpo_variants as gv
-from grpo_variants import fast
-from grpo_variants.groups import Groups
-from grpo_variants.options import resolved_values
+from grpo_variants import fast_paths
+from grpo_variants.spec import resolved_values
+from grpo_variants.tensors.groups import Groups
 
 # Their values do not move as their gradients say: a weight or a ratio is detached.
 STOPPED = ("gspo_token", "aspo", "ce_gppo", "fipo", "cispo", "scalerl", "topr", "vespo", "dppo_tv", "dppo_kl")
@@ -169,7 +169,7 @@ ULP = 2**-23
 def test_statistics_of_many_rewards_are_exact_to_rounding(spec, count, offset, dtype, mode):
     """Against float64: sums in float32 one by one are 23 % off in a batch of 16384 at -2000, torch.std 5e-6 at 1e4."""
     rewards = (torch.rand(count, generator=torch.Generator().manual_seed(0)) + offset).to(dtype)
-    with fast.mode(mode):
+    with fast_paths.mode(mode):
         found = gv.advantages(spec, rewards, [0] * count, lengths=[3] * count)
     expected = torch.from_numpy(standardised(rewards, 1))
     if "over=tokens" in spec:
@@ -186,7 +186,7 @@ def test_a_deviation_is_no_worse_than_torch_has_it(size, mode):
     rewards = torch.rand(65536 // size, size, generator=torch.Generator().manual_seed(size))
     expected = torch.from_numpy(np.stack([standardised(row) for row in rewards.numpy()]))
     theirs = (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True)
-    with fast.mode(mode):
+    with fast_paths.mode(mode):
         found = gv.advantages("grpo,scale.eps=0", rewards.flatten(), torch.arange(len(rewards)).repeat_interleave(size))
     assert (found.view_as(theirs) - expected).abs().max() <= (theirs - expected).abs().max()
 
@@ -219,7 +219,7 @@ def test_a_deviation_is_no_worse_than_torch_has_it(size, mode):
 def test_huge_and_tiny_rewards_have_the_advantages_of_zero_and_one(spec, sizes, dtype, unit, mode):
     rewards = torch.tensor([unit, 0, 0, unit], dtype=dtype)
     state = {"state": gv.Memory()} if gv.get(spec).remembers else {}
-    with fast.mode(mode):
+    with fast_paths.mode(mode):
         found = gv.advantages(spec, rewards, [0] * 4, mask=torch.ones(4, 2), **state)
     right, wrong = sizes
     assert_close(found, torch.tensor([right, wrong, wrong, right], dtype=dtype))
@@ -236,7 +236,7 @@ def test_memory_of_huge_rewards():
 @pytest.mark.parametrize("mode", ["0", "1"])
 def test_an_advantage_beyond_the_numbers_is_the_largest(mode):
     """3e38 less -3e38 is beyond float32; the advantage is finite all the same, as is that of the others."""
-    with fast.mode(mode):
+    with fast_paths.mode(mode):
         found = gv.advantages("rloo", torch.tensor([3e38, -3e38, 1.0, 0.0]), [0, 0, 1, 1])
     largest = torch.finfo(torch.float32).max
     assert found.tolist() == [largest, -largest, 1, -1]

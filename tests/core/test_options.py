@@ -5,20 +5,28 @@ import re
 from dataclasses import MISSING, FrozenInstanceError, fields, replace
 
 import pytest
-from cases import FIELD_VALUES, keys_of, random_specs, random_variants, text, values_of, variant_or_none
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cases.variants import (
+    FIELD_VALUES,
+    keys_of,
+    random_specs,
+    random_variants,
+    text,
+    values_of,
+    variant_or_none,
+)
 
 import grpo_variants as gv
-from grpo_variants.aggregation import Constant
-from grpo_variants.baseline import LeaveOneOut
-from grpo_variants.correction import TokenMask, TokenTruncate
-from grpo_variants.credit import RewardToGo
-from grpo_variants.divergence import K3
+from grpo_variants.advantage.baseline import LeaveOneOut
+from grpo_variants.advantage.credit import RewardToGo
+from grpo_variants.advantage.scale import BatchStd, GroupStd
 from grpo_variants.fences import FENCES
-from grpo_variants.options import configure, read_options, resolved_values
-from grpo_variants.scale import BatchStd, GroupStd
-from grpo_variants.surrogate import Clip, Reinforce
+from grpo_variants.objective.aggregation import Constant
+from grpo_variants.objective.correction import TokenMask, TokenTruncate
+from grpo_variants.objective.kl import K3
+from grpo_variants.objective.surrogate import Clip, Reinforce
+from grpo_variants.spec import configure, read_options, resolved_values
 from grpo_variants.variant import AXES
 
 # Fields that have no default, so that a choice alone is a variant.

@@ -1,29 +1,22 @@
 """Every member and every option against the oracle: advantages, loss, gradient, metrics, on random ragged steps.
 
-The oracle is tests/oracle.py: the same formulas as loops over responses and tokens in plain numbers.
+The oracle is tests/support/oracle/step.py: the same formulas as loops over responses and tokens in plain numbers.
 """
 
 from dataclasses import replace
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from against_oracle import check_advantages, check_loss
-from cases import (
-    SPECS,
-    keys_of,
-    random_case,
-    random_cases,
-    random_variants,
-    token_advantages,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.against_oracle import check_advantages, check_loss
+from support.cases.variants import SPECS, keys_of, random_case, random_cases, random_variants, token_advantages
+from support.oracle import step as oracle
 
 import grpo_variants as gv
-from grpo_variants.credit import Process
-from grpo_variants.options import resolved_values
+from grpo_variants.advantage.credit import Process
+from grpo_variants.spec import resolved_values
 from grpo_variants.variant import AXES
 
 

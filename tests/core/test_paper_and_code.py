@@ -5,14 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
-from cases import Case
+from support.cases.variants import Case
+from support.oracle import step as oracle
 
 import grpo_variants as gv
-from grpo_variants import docs_pages, paper_and_code
 from grpo_variants.catalogue.differences import DIFFERENCES
-from grpo_variants.options import resolved_values
+from grpo_variants.spec import resolved_values
+from tools.docs import pages as docs_pages
+from tools.docs import paper_and_code
 
 TABLE = (Path(__file__).parents[2] / "docs" / "paper-and-code.md").read_text("utf-8")
 PLACE = re.compile(r"[\w-]+/[\w.-]+, (?:[\w.-]+/)*[\w.-]+\.(?:py|sh|yaml|md)(?: \d+(?:(?: to |, | and )\d+)*)?\b")

@@ -2,12 +2,13 @@
 
 import re
 
-import parity
 import pytest
 import torch
+from support import parity
 
-from grpo_variants import docs_pages, docs_parity
 from grpo_variants.catalogue import CATALOGUE
+from tools.docs import pages as docs_pages
+from tools.docs import parity as docs_parity
 
 FOLDER = parity.FOLDER
 ROWS = docs_parity.read(FOLDER)[1]

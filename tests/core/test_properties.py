@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import (
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.cases.variants import (
     LENGTH,
     TOKEN_INPUTS,
     compute_advantages,
@@ -18,16 +20,14 @@ from cases import (
     with_advantages,
     with_row_weights,
 )
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import grpo_variants as gv
-from grpo_variants.aggregation import trained
-from grpo_variants.baseline import Kalman
+from grpo_variants.advantage.baseline import Kalman
+from grpo_variants.advantage.scale import KalmanStd
+from grpo_variants.advantage.selection import Efficient, Shortest
 from grpo_variants.inputs import read_tokens
-from grpo_variants.scale import KalmanStd
-from grpo_variants.selection import Efficient, Shortest
+from grpo_variants.objective.aggregation import trained
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 seeds = st.integers(0, 2**32 - 1)

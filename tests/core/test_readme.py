@@ -4,12 +4,13 @@ import re
 import shlex
 
 import pytest
-import readme
 import torch
+from support import readme
 
 import grpo_variants as gv
-from grpo_variants import catalogue, docs_pages
+from grpo_variants import catalogue
 from grpo_variants.cli.app import app
+from tools.docs import pages as docs_pages
 
 
 @pytest.fixture

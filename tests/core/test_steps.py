@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from grpo_variants.steps import Step, completion_text, step_ends, step_rewards, step_spans, token_ends
+from grpo_variants.rollout.steps import Step, completion_text, step_ends, step_rewards, step_spans, token_ends
 
 
 def cut(text, at):

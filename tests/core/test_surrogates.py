@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import loss_and_gradient, random_case, with_advantages, with_row_weights
+from support.cases.variants import loss_and_gradient, random_case, with_advantages, with_row_weights
 from torch.testing import assert_close
 
 import grpo_variants as gv
 from grpo_variants.inputs import read_tokens
-from grpo_variants.verl_limits import homogeneous
+from grpo_variants.trainers.verl.limits import homogeneous
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 # A surrogate at the end of its range is another one: in value and gradient, or in gradient only.

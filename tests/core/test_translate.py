@@ -11,10 +11,10 @@ import yaml
 from typer.testing import CliRunner
 
 import grpo_variants as gv
-from grpo_variants import verl_words as words
 from grpo_variants.cli.translate import run_settings, translate, trl_lines, verl_lines
-from grpo_variants.surrogate import Reinforce, Term
-from grpo_variants.verl_limits import homogeneous
+from grpo_variants.objective.surrogate import Reinforce, Term
+from grpo_variants.trainers.verl import words
+from grpo_variants.trainers.verl.limits import homogeneous
 
 SPECS = [
     *gv.names(),

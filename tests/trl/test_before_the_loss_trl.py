@@ -5,8 +5,8 @@ from pathlib import Path
 
 import grpo_variants_trl
 import pytest
-import tiny_model
-from trl_runs import logged, lora
+from support import tiny_model
+from support.trl.runs import logged, lora
 
 TEXT = (Path(__file__).parents[2] / "docs" / "before-the-loss.md").read_text("utf-8")
 BLOCKS = [

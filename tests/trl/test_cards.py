@@ -4,13 +4,13 @@ import json
 import re
 
 import pytest
-import tiny_model
 from grpo_variants_trl import VariantGRPOConfig
-from grpo_variants_trl.cards import make_card
-from grpo_variants_trl.model_card import name_of
+from grpo_variants_trl.checkpoint.cards import make_card
+from grpo_variants_trl.checkpoint.model_card import name_of
 from huggingface_hub import ModelCard
 from peft import LoraConfig
-from trl_runs import make
+from support import tiny_model
+from support.trl.runs import make
 
 import grpo_variants as gv
 from grpo_variants.card import read_card

@@ -9,12 +9,12 @@ import pickle
 import re
 
 import pytest
-import tiny_model
 from grpo_variants_trl import VariantGRPOConfig, VariantGRPOTrainer
-from grpo_variants_trl.config import BUILT_IN
-from grpo_variants_trl.flags import FLAGS
+from grpo_variants_trl.config.flags import FLAGS
+from grpo_variants_trl.config.grpo_config import BUILT_IN
+from support import tiny_model
+from support.trl.runs import lora, make
 from trl import GRPOConfig, GRPOTrainer, TrlParser
-from trl_runs import lora, make
 
 import grpo_variants as gv
 

@@ -6,12 +6,11 @@ The numbers equal the core's and, where verl's suite has run on the same sources
 from functools import cache
 
 import pytest
-import recorded
-import tiny_model
 import torch
-from grpo_variants_trl.greedy import GreedyBaseline, GreedyPass
+from grpo_variants_trl.rollout.greedy import GreedyBaseline, GreedyPass
+from support import recorded, tiny_model
+from support.trl.runs import make
 from trl import GRPOTrainer
-from trl_runs import make
 
 MICRO = 4  # responses a micro-batch: three of them, shuffled, are an optimizer step
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 from grpo_variants_trl import VariantGRPOConfig
-from grpo_variants_trl.flags import FLAGS
+from grpo_variants_trl.config.flags import FLAGS
 
 import grpo_variants as gv
-from grpo_variants.options import resolved_values
+from grpo_variants.spec import resolved_values
 
 
 def choose(loss_type, **flags):

@@ -1,13 +1,13 @@
 """ReMax's greedy baseline in real TRL runs: one response per prompt, by transformers and behind TRL's vLLM code."""
 
 import pytest
-import tiny_model
 import torch
-import trl_engine
 from datasets import Dataset
-from grpo_variants_trl.greedy import Shares, _prompts
+from grpo_variants_trl.rollout.greedy import Shares, _prompts
+from support import tiny_model
+from support.trl import engine as trl_engine
+from support.trl.runs import logged, make
 from transformers import LlamaForCausalLM
-from trl_runs import logged, make
 
 END = tiny_model.END
 

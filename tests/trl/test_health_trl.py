@@ -3,13 +3,13 @@
 import logging
 
 import pytest
-import tiny_model
 import torch
-import trl_engine
 from grpo_variants_trl import VariantGRPOConfig
-from grpo_variants_trl.builtin import opening
+from grpo_variants_trl.config.builtins import opening
+from support import tiny_model
+from support.trl import engine as trl_engine
+from support.trl.runs import logged, make
 from trl import GRPOConfig
-from trl_runs import logged, make
 
 import grpo_variants as gv
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from parity import words
-from trl_stock_loss import own_loss, stock_loss
+from support.parity import words
+from support.trl.stock_loss import own_loss, stock_loss
 
 import grpo_variants as gv
 

@@ -7,10 +7,9 @@ import subprocess
 import sys
 
 import pytest
-import tiny_model
-import torchrun
 import trl
 from grpo_variants_trl import launcher
+from support import tiny_model, torchrun
 from trl.scripts import grpo
 
 from grpo_variants.card import read_card

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import grpo_variants_trl as gvt
 import pytest
-import tiny_model
 import torch
 from peft import LoraConfig
+from support import tiny_model
+from support.trl.runs import logged, make, weights
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl_runs import logged, make, weights
 
 import grpo_variants as gv
 from grpo_variants.card import read_card

@@ -4,11 +4,12 @@ import dataclasses
 import inspect
 import logging
 
-import grpo_variants_trl.lm_head as in_trl
 import pytest
-import tiny_model
 import torch
+from grpo_variants_trl.step import lm_head as in_trl
 from peft import LoraConfig, get_peft_model
+from support import tiny_model
+from support.trl.runs import logged, make, weights
 from torch.testing import assert_close
 from transformers import (
     CohereConfig,
@@ -25,10 +26,9 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer import utils as host
-from trl_runs import logged, make, weights
 
-from grpo_variants.fast import lm_head
-from grpo_variants.fast.lm_head import LMHead
+from grpo_variants.lm_head import head as lm_head
+from grpo_variants.lm_head.head import LMHead
 
 _SIZE = {**tiny_model._SIZE, "tie_word_embeddings": True}
 

@@ -4,12 +4,12 @@ import json
 import math
 
 import pytest
-import tiny_model
 import torch
-import trl_engine
-from grpo_variants_trl.finite import COUNTER, take_nonfinite
+from grpo_variants_trl.step.finite import COUNTER, take_nonfinite
+from support import tiny_model
+from support.trl import engine as trl_engine
+from support.trl.runs import logged, make
 from trl import GRPOConfig, GRPOTrainer
-from trl_runs import logged, make
 
 SAVING = dict(save_strategy="steps", save_steps=2)
 # What is a mean or an extreme over scored tokens or responses.

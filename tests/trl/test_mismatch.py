@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-import tiny_model
 import torch
-import trl_engine
 from grpo_variants_trl import VariantGRPOConfig
-from grpo_variants_trl.decoding import NEUTRAL, reshaped
-from trl_runs import logged, make, recorded
+from grpo_variants_trl.rollout.sampling_params import NEUTRAL, reshaped
+from support import tiny_model
+from support.trl import engine as trl_engine
+from support.trl.runs import logged, make, recorded
 
 BASE = "dapo,overlong=keep,filter=none"
 SHIFTS = torch.tensor([0.9, -1.2, 0.3, 0.05, -0.4, 0.0])  # d = old - mu at a response's tokens, turned by its row

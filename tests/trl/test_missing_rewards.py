@@ -5,12 +5,12 @@ import math
 import warnings
 
 import pytest
-import tiny_model
 import torch
-from grpo_variants_trl.prompts import task_text
+from grpo_variants_trl.rollout.prompts import task_text
+from support import tiny_model
+from support.trl.rewards import given, own, rollouts, stock
+from support.trl.runs import logged, make, weights
 from trl import GRPOConfig, GRPOTrainer
-from trl_rewards import given, own, rollouts, stock
-from trl_runs import logged, make, weights
 
 ROW = 1
 

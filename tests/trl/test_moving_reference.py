@@ -6,11 +6,11 @@ import re
 
 import grpo_variants_trl as gvt
 import pytest
-import tiny_model
 import torch
 from peft import AdaLoraConfig, LoraConfig, PeftModel, get_peft_model
+from support import tiny_model
+from support.trl.runs import logged, lora, make
 from transformers import TrainerCallback
-from trl_runs import logged, lora, make
 
 from grpo_variants.files import FileError
 

@@ -3,13 +3,13 @@
 import re
 
 import pytest
-import tiny_model
 import torch
-import trl_engine
-from grpo_variants_trl.endings import turn_ends
+from grpo_variants_trl.rollout.eos import turn_ends
+from support import tiny_model
+from support.trl import engine as trl_engine
+from support.trl.runs import logged, make, recorded
 from transformers import GenerationConfig
 from trl import GRPOConfig, GRPOTrainer
-from trl_runs import logged, make, recorded
 
 END, ZERO, ONE = tiny_model.END, tiny_model.ZERO, tiny_model.ONE
 LIMIT = 4

@@ -4,11 +4,12 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import tiny_model
 import torch
-from grpo_variants_trl import randomness
-from grpo_variants_trl.packing import _has_relative_positions, has_no_gradient_without_advantage
+from grpo_variants_trl.step import randomness
+from grpo_variants_trl.step.packing import _has_relative_positions, has_no_gradient_without_advantage
 from peft import LoHaConfig, LoraConfig
+from support import tiny_model
+from support.trl.runs import logged, make, weights
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -20,7 +21,6 @@ from transformers import (
     set_seed,
 )
 from trl.trainer.utils import split_tensor_dict
-from trl_runs import logged, make, weights
 
 import grpo_variants as gv
 

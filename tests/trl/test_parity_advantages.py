@@ -1,10 +1,10 @@
 """Advantages equal those that TRL computes itself, on the same rollouts; and where they do not, both numbers."""
 
 import pytest
-import tiny_model
 import torch
-from parity import words
-from trl_rewards import MISSING, MIXED, SEVERAL, given, own, rollouts, stock
+from support import tiny_model
+from support.parity import words
+from support.trl.rewards import MISSING, MIXED, SEVERAL, given, own, rollouts, stock
 
 import grpo_variants as gv
 

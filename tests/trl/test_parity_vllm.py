@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from parity import words
+from support.parity import words
+from support.trl.rewards import MIXED, given
+from support.trl.runs import make
+from support.trl.stock_loss import own_loss, stock_loss
 from trl import GRPOConfig, GRPOTrainer
-from trl_rewards import MIXED, given
-from trl_runs import make
-from trl_stock_loss import own_loss, stock_loss
 
 import grpo_variants as gv
 

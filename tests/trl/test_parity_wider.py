@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from parity import words
+from support.parity import words
+from support.trl.stock_loss import batch, own_loss, stock_inputs, stock_loss, stub
 from trl import GRPOTrainer, RLOOTrainer
 from trl.experimental.gmpo import GMPOTrainer
-from trl_stock_loss import batch, own_loss, stock_inputs, stock_loss, stub
 
 
 def ours(spec, data):

@@ -4,15 +4,15 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import tiny_model
 import torch
-from grpo_variants_trl.checkpoint import STATE_FILE
-from grpo_variants_trl.rollout import prompt_keys
-from parity import words
+from grpo_variants_trl.checkpoint.state import STATE_FILE
+from grpo_variants_trl.rollout.generation_batch import prompt_keys
+from support import tiny_model
+from support.parity import words
+from support.trl.rewards import MISSING, MIXED, SEVERAL, given, own, rollouts, stock
+from support.trl.runs import make
 from torch.testing import assert_close
 from trl import RLOOConfig, RLOOTrainer
-from trl_rewards import MISSING, MIXED, SEVERAL, given, own, rollouts, stock
-from trl_runs import make
 
 import grpo_variants as gv
 

@@ -6,12 +6,12 @@ import statistics
 
 import grpo_variants_trl as gvt
 import pytest
-import tiny_model
 import torch
-from grpo_variants_trl.process import Steps
+from grpo_variants_trl.rollout.process_rewards import Steps
+from support import tiny_model
+from support.trl.rewards import rollouts
+from support.trl.runs import logged, make, recorded, weights
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
-from trl_rewards import rollouts
-from trl_runs import logged, make, recorded, weights
 
 GROUP = 4
 

@@ -1,12 +1,12 @@
 """Two real processes over gloo: step rewards of both, and a reference that moves on both at once."""
 
 import pytest
-import torchrun
+from support import torchrun
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return torchrun.ranks("trl_process_two_ranks.py", tmp_path_factory.mktemp("ranks"))
+    return torchrun.ranks("trl_process.py", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow

@@ -4,9 +4,8 @@ import re
 import shlex
 
 import grpo_variants_trl
-import readme
-import tiny_model
 from grpo_variants_trl import launcher
+from support import readme, tiny_model
 
 import grpo_variants as gv
 from grpo_variants.card import read_card

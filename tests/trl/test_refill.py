@@ -4,13 +4,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import tiny_model
 import torch
 from datasets import Dataset, IterableDataset
-from grpo_variants_trl.checkpoint import STATE_FILE
-from grpo_variants_trl.prompts import PromptStream, task_text
-from grpo_variants_trl.refill import NoSignalError
-from trl_runs import logged, make, recorded
+from grpo_variants_trl.checkpoint.state import STATE_FILE
+from grpo_variants_trl.rollout.dynamic_sampling import NoSignalError
+from grpo_variants_trl.rollout.prompts import PromptStream, task_text
+from support import tiny_model
+from support.trl.runs import logged, make, recorded
 
 G = 4
 

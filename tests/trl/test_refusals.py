@@ -3,14 +3,14 @@
 import re
 
 import pytest
-import tiny_model
 import torch
 from datasets import Dataset
 from grpo_variants_trl import VariantGRPOConfig, VariantGRPOTrainer
-from grpo_variants_trl.windows import needs_whole_window, spans_generations
+from grpo_variants_trl.step.step_counts import needs_whole_window, spans_generations
 from peft import LoraConfig, get_peft_model
+from support import tiny_model
+from support.trl.runs import lora, make
 from trl import GRPOTrainer
-from trl_runs import lora, make
 
 import grpo_variants as gv
 

@@ -5,13 +5,13 @@ import os
 import shutil
 
 import pytest
-import tiny_model
 import torch
 import transformers
-from grpo_variants_trl.checkpoint import STATE_FILE, micro_batches_done
+from grpo_variants_trl.checkpoint.state import STATE_FILE, micro_batches_done
+from support import tiny_model
+from support.trl.resume import prompts_of
+from support.trl.runs import logged, make, weights
 from transformers import TrainerCallback
-from trl_resume import prompts_of
-from trl_runs import logged, make, weights
 
 from grpo_variants.files import FileError, read_json, write_json
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import tiny_model
 import torch
-from grpo_variants_trl import step_statistics
 from grpo_variants_trl import trainer as trainer_module
-from trl_runs import join, logged, make, steps_of, weights
+from grpo_variants_trl.step import step_statistics
+from support import tiny_model
+from support.trl.runs import join, logged, make, steps_of, weights
 
 import grpo_variants as gv
 

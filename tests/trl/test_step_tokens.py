@@ -3,11 +3,11 @@
 import random
 
 import pytest
-import tiny_model
+from support import tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from grpo_variants.steps import _by_offsets, _by_prefixes, step_spans, token_ends
+from grpo_variants.rollout.steps import _by_offsets, _by_prefixes, step_spans, token_ends
 
 CORPUS = [
     "Step 1: take 3 of 10.\n\nStep 2: that is 7, naïve “quoted” 数学 🙂.\n",

@@ -4,10 +4,10 @@ import re
 
 import grpo_variants_trl as gvt
 import pytest
-import tiny_model
 import torch
+from support import tiny_model
+from support.trl.runs import logged, lora, make, weights
 from trl import GRPOConfig, GRPOTrainer
-from trl_runs import logged, lora, make, weights
 
 import grpo_variants as gv
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import grpo_variants_trl as gvt
 import pytest
-import tiny_model
 import torch
 import trl
 from datasets import Dataset
-from grpo_variants_trl.checkpoint import STATE_FILE
+from grpo_variants_trl.checkpoint.state import STATE_FILE
+from support import tiny_model
+from support.trl.runs import logged, make, recorded, weights
+from support.trl.stock_loss import stub
 from trl import GRPOConfig, GRPOTrainer
-from trl_runs import logged, make, recorded, weights
-from trl_stock_loss import stub
 
 import grpo_variants as gv
 from grpo_variants.files import read_json

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torchrun import ranks
-from trl_resume import prompts_of
+from support.torchrun import ranks
+from support.trl.resume import prompts_of
 
 SPECS = [
     "grpo,kl=none",
@@ -20,7 +20,7 @@ SPECS = [
 
 @pytest.mark.slow
 def test_two_processes_equal_one_batch(tmp_path):
-    for results in ranks("trl_two_ranks.py", tmp_path, *SPECS):
+    for results in ranks("trl_two.py", tmp_path, *SPECS):
         for spec, steps in results.items():
             for step in steps:
                 assert step["size"] > 1e-3, spec
@@ -33,7 +33,7 @@ def test_two_processes_equal_one_batch(tmp_path):
 @pytest.mark.slow
 def test_two_processes_have_trls_own_entropy_mask(tmp_path):
     """Where an optimizer step is one micro-batch per process, as TRL takes its quantile."""
-    for found in ranks("trl_entropy_ranks.py", tmp_path):
+    for found in ranks("trl_entropy.py", tmp_path):
         assert found["kept"] > 0
         assert found["different"] == 0
         assert found["of_one_rank"] > 0, "each rank's own quantile would have done"
@@ -42,7 +42,7 @@ def test_two_processes_have_trls_own_entropy_mask(tmp_path):
 @pytest.mark.slow
 def test_two_processes_refill_one_batch(tmp_path):
     """Both ranks draw the same prompts in the same rounds, and a response that moves to another rank stays whole."""
-    results = ranks("trl_refill_ranks.py", tmp_path)
+    results = ranks("trl_refill.py", tmp_path)
     for found in results:
         assert len(found["batches"]) == 2
         for batch in found["batches"]:
@@ -59,7 +59,7 @@ def test_two_processes_refill_one_batch(tmp_path):
 @pytest.mark.slow
 def test_two_processes_leave_rows_without_gradient_out(tmp_path):
     """Rank 1 has no gradient at all: it runs stand-ins, and the parameters are those of the dense run on both."""
-    for found in ranks("trl_packing_ranks.py", tmp_path):
+    for found in ranks("trl_packing.py", tmp_path):
         assert found["moved"] > 1e-3
         assert found["difference"] < 1e-3 * found["moved"]
         assert found["ranks"] == 0
@@ -71,7 +71,7 @@ def test_two_processes_leave_rows_without_gradient_out(tmp_path):
 @pytest.mark.slow
 def test_two_processes_share_the_rollout_rules(tmp_path):
     """One greedy response per prompt over both ranks; masks, statistics and diagnostics of the whole step."""
-    results = ranks("trl_rollout_ranks.py", tmp_path)
+    results = ranks("trl_rollout.py", tmp_path)
     for found in results:
         greedy, mismatch = found.pop("greedy"), found.pop("mismatch")
         assert max(greedy["advantages"], greedy["logged"]) < 1e-5
@@ -90,7 +90,7 @@ def test_two_processes_share_the_rollout_rules(tmp_path):
 @pytest.mark.slow
 def test_two_processes_agree_on_what_is_missing_and_on_what_a_callback_sets(tmp_path):
     """The second rank's first response is row 8 of all; its reward is said by the first rank, which has the log."""
-    first, second = ranks("trl_border_ranks.py", tmp_path)
+    first, second = ranks("trl_border.py", tmp_path)
     assert [text.split(", prompt")[0] for text in first["warnings"]] == ["reward function varied gave inf for row 8"]
     assert second["warnings"] == []
     for found in (first, second):
@@ -105,7 +105,7 @@ def test_one_process_goes_on_where_two_stopped(tmp_path):
     """The next prompts, each step counted exactly, whatever the new split of the eight responses per step."""
     spec = "gv_dapo,filter=none,overlong=keep"
     whole, _, _ = prompts_of(tmp_path / "whole", spec, per_device_train_batch_size=8)
-    ranks("trl_resume_ranks.py", tmp_path, spec)
+    ranks("trl_resume.py", tmp_path, spec)
     for name, batch, accumulation in (("one", 8, 1), ("two", 4, 2)):
         going, trainer, windows = prompts_of(
             tmp_path / name,
@@ -125,7 +125,7 @@ def test_one_process_goes_on_where_two_stopped(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_count_a_step_over_two_generations_by_trls_rule(tmp_path):
-    for found in ranks("trl_spanning_ranks.py", tmp_path):
+    for found in ranks("trl_spanning.py", tmp_path):
         assert found["generations"] > 1
         assert found["size"] > 1e-2
         assert found["off"] < 1e-6

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from grpo_variants_trl.windows import spans_generations
+from grpo_variants_trl.step.step_counts import spans_generations
+from support.trl.runs import join, logged, make, steps_of
+from support.trl.stock_loss import stub
 from trl import GRPOTrainer
-from trl_runs import join, logged, make, steps_of
-from trl_stock_loss import stub
 
 import grpo_variants as gv
 

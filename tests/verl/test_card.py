@@ -4,17 +4,17 @@ import json
 import logging
 
 import pytest
-from grpo_variants_verl import VariantCallback, native
+from grpo_variants_verl import VariantCallback, builtins
 from grpo_variants_verl.cards import make_card
-from grpo_variants_verl.run import read_run
+from grpo_variants_verl.run_config import read_run
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl_configs import composed, validated
 
 import grpo_variants as gv
 from grpo_variants import card
 from grpo_variants.cli.translate import run_settings
-from grpo_variants.options import resolved_values
-from grpo_variants.verl_words import overrides
+from grpo_variants.spec import resolved_values
+from grpo_variants.trainers.verl.words import overrides
 
 ESTIMATOR = "algorithm.adv_estimator"
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -116,7 +116,7 @@ NATIVE = {
 
 def test_every_loss_of_verls_is_on_the_card():
     own = {name for name in POLICY_LOSS_REGISTRY if not name.startswith("gv_")}
-    assert own == NATIVE.keys() == {name.partition(",")[0] for name in native.LOSSES}
+    assert own == NATIVE.keys() == {name.partition(",")[0] for name in builtins.LOSSES}
 
 
 @pytest.mark.parametrize("loss", NATIVE)

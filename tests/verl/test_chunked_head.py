@@ -14,7 +14,7 @@ from verl.models.transformers.monkey_patch import patch_forward_with_backends
 from verl.utils.experimental import torch_functional as host
 from verl_cpu import tiny
 
-from grpo_variants.fast import lm_head
+from grpo_variants.lm_head import head as lm_head
 
 chunked_head.restore()  # for the other tests of this process
 

@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-import recorded
 import torch
 from grpo_variants_verl import VariantPolicyLossConfig
 from omegaconf import OmegaConf
+from support import recorded
 from verl import DataProto
 from verl.trainer.ppo.core_algos import FixedKLController
 from verl.utils import tensordict_utils as tu
@@ -18,8 +18,8 @@ from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
 
 import grpo_variants as gv
-from grpo_variants.options import spelt
-from grpo_variants.verl_words import (
+from grpo_variants.spec import spelt
+from grpo_variants.trainers.verl.words import (
     ACTOR,
     aggregation_options,
     aggregation_settings,

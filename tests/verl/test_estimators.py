@@ -6,16 +6,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from grpo_variants_verl import builtins
 from grpo_variants_verl import estimator as estimator_module
-from grpo_variants_verl import native
 from omegaconf import OmegaConf
-from parity import words
+from support.parity import words
 from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 
 import grpo_variants as gv
-from grpo_variants.verl_limits import advantage_refusals
-from grpo_variants.verl_words import carried_over
+from grpo_variants.trainers.verl.limits import advantage_refusals
+from grpo_variants.trainers.verl.words import carried_over
 
 HOLES = torch.tensor(
     [
@@ -60,7 +60,7 @@ def host(name, rewards, mask=HOLES, uids=UIDS, config=None, **inputs):
 
 def ours(name, **options):
     """The estimator that equals verl's `name`, and its configuration."""
-    spec = native.ESTIMATORS[name]
+    spec = builtins.ESTIMATORS[name]
     base, _, rest = spec.partition(",")
     return f"gv_{base}", algorithm(grpo_variants={"options": rest}, **options)
 
@@ -70,7 +70,7 @@ def test_equals_the_hosts_own_estimator(parity, name):
     rewards = at_last_action(OUTCOMES, HOLES)
     mine, config = ours(name)
     pair = (estimate(mine, rewards, config=config)[0], host(name, rewards)[0])
-    parity.equal(native.ESTIMATORS[name], f"estimator {name}", atol=2e-6, rtol=2e-6, advantages=pair)
+    parity.equal(builtins.ESTIMATORS[name], f"estimator {name}", atol=2e-6, rtol=2e-6, advantages=pair)
 
 
 def test_dr_grpo_equals_grpo_without_the_deviation(parity):
@@ -95,7 +95,7 @@ def test_reinforce_pp_baseline_equals_the_host(parity):
     mine, config = ours("reinforce_plus_plus_baseline")
     wanted = host("reinforce_plus_plus_baseline", rewards)[0]
     pair = (estimate(mine, rewards, config=config)[0], wanted)
-    spec, builtin = native.ESTIMATORS["reinforce_plus_plus_baseline"], "estimator reinforce_plus_plus_baseline"
+    spec, builtin = builtins.ESTIMATORS["reinforce_plus_plus_baseline"], "estimator reinforce_plus_plus_baseline"
     parity.equal(spec, builtin, atol=2e-6, rtol=2e-6, advantages=pair)
 
 
@@ -106,7 +106,7 @@ def test_remax_equals_the_host_given_its_greedy_rewards(parity):
     wanted = host("remax", rewards, reward_baselines=greedy)[0]
     found = estimate(mine, rewards, config=config, reward_baselines=greedy)[0]
     parity.equal(
-        native.ESTIMATORS["remax"], "estimator remax", atol=1e-6, rtol=1e-6, advantages=(found, wanted * HOLES)
+        builtins.ESTIMATORS["remax"], "estimator remax", atol=1e-6, rtol=1e-6, advantages=(found, wanted * HOLES)
     )
     assert wanted[0, 2] == 1.0, "verl leaves the return in the holes of the mask, where its loss does not look"
 
@@ -122,7 +122,7 @@ def test_reinforce_pp_discounts_and_returns_as_the_host_does(parity, gamma):
     pairs = {"advantages": (advantages, wanted), "returns": (returns, wanted_returns)}
     builtin = words("estimator reinforce_plus_plus", {"gamma": gamma})
     parity.equal(
-        f"{native.ESTIMATORS['reinforce_plus_plus']},credit.gamma={gamma}", builtin, atol=3e-6, rtol=3e-6, **pairs
+        f"{builtins.ESTIMATORS['reinforce_plus_plus']},credit.gamma={gamma}", builtin, atol=3e-6, rtol=3e-6, **pairs
     )
 
 
@@ -133,7 +133,7 @@ def test_eight_rewards_of_seven_tenths_are_zero_here_and_not_in_the_host(parity)
     for name in ("grpo", "grpo_vectorized"):
         mine, config = ours(name)
         parity.differs(
-            native.ESTIMATORS[name],
+            builtins.ESTIMATORS[name],
             f"estimator {name}",
             "advantage of eight rewards of 0.7",
             here=(estimate(mine, rewards, mask, uids, config=config)[0].abs().max().item(), 0),
@@ -151,7 +151,7 @@ def test_a_group_of_one_keeps_its_raw_reward_in_the_host(parity, name):
     found = host(name, rewards, mask, uids)[0][0, 0].item()
     assert estimate(mine, rewards, mask, uids, config=config)[0][0, 0].item() == pytest.approx(found, abs=1e-6)
     parity.differs(
-        native.ESTIMATORS[name].partition(",")[0],
+        builtins.ESTIMATORS[name].partition(",")[0],
         f"estimator {name}",
         "advantage of a group of one, reward 0.7",
         here=(estimate(mine, rewards, mask, uids)[0][0, 0].item(), 0),

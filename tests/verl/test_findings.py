@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 from grpo_variants_verl.cards import make_card
-from grpo_variants_verl.run import read_run, refusals, reports
+from grpo_variants_verl.run_config import read_run, refusals, reports
 from verl_configs import composed, validated
 
 import grpo_variants as gv
@@ -102,7 +102,7 @@ REFUSED = {
             f"{LOSS}=gv_dapo",
             *loss_options("tokens=all"),
         ],
-        "grpo_variants.options: surrogate, surrogate.cap belongs to the other end.",
+        "grpo_variants.spec: surrogate, surrogate.cap belongs to the other end.",
         [f"{later('scale=none')} {loss_later('tokens=all,surrogate=cispo,surrogate.cap=4')}"],
     ),
     "a loss's axis at the estimator, with a loss of verl's": (

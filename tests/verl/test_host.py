@@ -7,7 +7,7 @@ import pytest
 import torch
 from grpo_variants_verl import VariantCallback, extend_host, restore_host
 from grpo_variants_verl.estimator import Estimator
-from grpo_variants_verl.run import extra_inputs, read_run
+from grpo_variants_verl.run_config import extra_inputs, read_run
 from grpo_variants_verl.settings import Chosen
 from omegaconf import OmegaConf
 from torch.testing import assert_close
@@ -15,9 +15,9 @@ from verl import DataProto
 from verl_configs import composed
 
 import grpo_variants as gv
-from grpo_variants.baseline import GroupMean
-from grpo_variants.verl_findings import unset
-from grpo_variants.verl_limits import advantage_refusals
+from grpo_variants.advantage.baseline import GroupMean
+from grpo_variants.trainers.verl.findings import unset
+from grpo_variants.trainers.verl.limits import advantage_refusals
 
 CONFIG = OmegaConf.create({"gamma": 1.0, "adv_estimator": "gv_grpo"})
 

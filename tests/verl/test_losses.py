@@ -4,14 +4,14 @@ import logging
 
 import pytest
 import torch
-from grpo_variants_verl import VariantPolicyLossConfig, native, workers
+from grpo_variants_verl import VariantPolicyLossConfig, builtins, worker_check
 from grpo_variants_verl.settings import loss_choice
 from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 import grpo_variants as gv
-from grpo_variants.verl_limits import loss_form, loss_refusals
+from grpo_variants.trainers.verl.limits import loss_form, loss_refusals
 
 # What verl hands a policy loss beside the tensors: 3 ranks, 47 tokens and 12 responses in the step.
 STEP = {"dp_size": 3, "batch_num_tokens": 47, "global_batch_size": 12, "loss_scale_factor": 9}
@@ -57,7 +57,7 @@ def run(config, tensors, weights=None):
 
 def ours(name, mode, **fields):
     """The configuration of the gv_ loss that equals verl's own `name` aggregated by `mode`."""
-    base, _, rest = native.LOSSES[name].spec.partition(",")
+    base, _, rest = builtins.LOSSES[name].spec.partition(",")
     options = f"{rest.removeprefix('kl=none,')},aggregation={AGGREGATIONS[mode]}"
     return actor(f"gv_{base}", options, loss_agg_mode=mode, **fields)
 
@@ -75,9 +75,9 @@ def test_equals_the_hosts_own_loss(parity, name, drift, mode, weighted):
     found = run(ours(name, mode), tensors, weights)
     builtin = f"loss {name}, through the plugin; every loss_agg_mode with counterpart, with and without rollout weights"
     pairs = {"loss": (found[0], wanted[0]), "gradient": (found[1], wanted[1])}
-    parity.equal(native.LOSSES[name].spec, builtin, atol=1e-9, rtol=1e-7, **pairs)
+    parity.equal(builtins.LOSSES[name].spec, builtin, atol=1e-9, rtol=1e-7, **pairs)
     metrics = {f"metric {key}": (found[2][key], value) for key, value in wanted[2].items()}
-    parity.equal(native.LOSSES[name].spec, builtin, atol=1e-6, rtol=1e-6, **metrics)
+    parity.equal(builtins.LOSSES[name].spec, builtin, atol=1e-6, rtol=1e-6, **metrics)
     assert found[1].abs().max() > 1e-4
 
 
@@ -321,8 +321,8 @@ def test_a_policy_loss_without_config_says_what_it_needs():
 @pytest.fixture
 def reports(monkeypatch, caplog):
     """What this process reports, as a process in which no gv_ loss has run yet."""
-    monkeypatch.setattr(workers, "_met", set())
-    monkeypatch.delenv(workers.DRIVER_VARIABLE, raising=False)
+    monkeypatch.setattr(worker_check, "_met", set())
+    monkeypatch.delenv(worker_check.DRIVER_VARIABLE, raising=False)
     caplog.set_level(logging.WARNING, logger="grpo_variants_verl")
     return lambda: [r.getMessage() for r in caplog.records if r.name == "grpo_variants_verl"]
 
@@ -338,12 +338,12 @@ def test_a_process_without_a_driver_reports_once(reports):
 
 
 def test_a_worker_whose_driver_has_reported_says_nothing(reports, monkeypatch):
-    monkeypatch.setenv(workers.DRIVER_VARIABLE, gv.__version__)
+    monkeypatch.setenv(worker_check.DRIVER_VARIABLE, gv.__version__)
     run(actor("gv_gspo"), batch())
     assert reports() == []
 
 
 def test_a_worker_with_another_version_than_the_driver_does_not_train(reports, monkeypatch):
-    monkeypatch.setenv(workers.DRIVER_VARIABLE, "0.0.1")
+    monkeypatch.setenv(worker_check.DRIVER_VARIABLE, "0.0.1")
     with pytest.raises(RuntimeError, match=r"gv_gspo: the driver has grpo-variants 0.0.1, this worker has 0"):
         run(actor("gv_gspo"), batch())

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import verl_cpu
-from grpo_variants_verl.run import read_run, refusals, reports
+from grpo_variants_verl.run_config import read_run, refusals, reports
 from verl_configs import from_command_line
 from verl_cpu.overrides import small_run
 from verl_cpu.run import Runs, metrics, script

@@ -4,13 +4,13 @@ import inspect
 
 import pytest
 import torch
-from parity import words
+from support.parity import words
+from support.verl_stock_loss import batch, equal, host, ours
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos, rollout_corr_helper
-from verl_stock_loss import batch, equal, host, ours
 
 import grpo_variants as gv
-from grpo_variants import verl_words
+from grpo_variants.trainers.verl import words as verl_words
 
 BAND = "correction.{0}low={1!r},correction.{0}high={2!r}"
 GEOMETRIC = BAND.format("geometric_mask.", 1 / 1.01, 1 / 0.99)

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from grpo_variants_verl import native
-from parity import words
-from verl_stock_loss import AGGREGATIONS, actor, batch, equal, host, one, ours
+from grpo_variants_verl import builtins
+from support.parity import words
+from support.verl_stock_loss import AGGREGATIONS, actor, batch, equal, host, one, ours
 
 import grpo_variants as gv
 
@@ -61,7 +61,7 @@ def test_loss_and_gradient_equal_the_host(parity, spec, drift, mode):
 # What the card of a run says of verl's own losses is what they compute. geo_mean knows no counts, clip_cov draws.
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("drift", [0.0, 0.5, 3.0, 30.0])
-@pytest.mark.parametrize("name", sorted(native.LOSSES.keys() - {"clip_cov", "geo_mean", "bypass_mode, ppo_clip"}))
+@pytest.mark.parametrize("name", sorted(builtins.LOSSES.keys() - {"clip_cov", "geo_mean", "bypass_mode, ppo_clip"}))
 def test_what_the_card_says_is_what_the_host_computes(parity, name, drift, mode):
     tensors, given = batch(drift), {"dro_beta": 0.3} if name == "dro" else {}
     variant = described(name, mode, **given)
@@ -69,7 +69,7 @@ def test_what_the_card_says_is_what_the_host_computes(parity, name, drift, mode)
     builtin = f"{words(f'loss {name}', given)}; as the card describes it"
     wanted = host(name, tensors, mode=mode, step=STEP, **given)
     # dppo measures from the bounded log ratio: beyond e^-20 a token may count there that does not here, by as much.
-    equal(parity, native.LOSSES[name].spec, builtin, found, wanted, atol=1e-7)
+    equal(parity, builtins.LOSSES[name].spec, builtin, found, wanted, atol=1e-7)
 
 
 def described(name, mode, **fields):
@@ -84,7 +84,7 @@ def described(name, mode, **fields):
         section, _, field = key.rpartition(".")
         return getattr(config.policy_loss if section else config, field)
 
-    return native.objective(native.LOSSES[name], get)
+    return builtins.objective(builtins.LOSSES[name], get)
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.5, 3.0, 30.0])

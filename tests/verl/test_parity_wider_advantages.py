@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from grpo_variants_verl import native
+from grpo_variants_verl import builtins
 from omegaconf import OmegaConf
-from parity import words
+from support.parity import words
 from verl.trainer.ppo import core_algos
 
 import grpo_variants as gv
-from grpo_variants.verl_limits import EXTRA_INPUTS, advantage_refusals
+from grpo_variants.trainers.verl.limits import EXTRA_INPUTS, advantage_refusals
 
 MASK = torch.arange(5) < torch.tensor([[3], [5], [2], [1], [4], [4], [5], [2]])
 UIDS = np.array(["b", "a", "b", "a", "b", "c", "a", "a"], dtype=object)
@@ -40,7 +40,7 @@ def host(name, rewards=OUTCOMES, config=None, **inputs):
 
 def ours(name, config=None, rewards=OUTCOMES):
     """The estimator that equals verl's `name`, as verl calls it."""
-    base, _, options = native.ESTIMATORS[name].partition(",")
+    base, _, options = builtins.ESTIMATORS[name].partition(",")
     settings = algorithm(grpo_variants={"options": options}) if config is None else config
     estimator = core_algos.get_adv_estimator_fn(f"gv_{base}")
     return estimator(token_level_rewards=at_end(rewards), response_mask=MASK.long(), index=UIDS, config=settings)[0]

@@ -3,10 +3,10 @@
 import shlex
 from pathlib import Path
 
-import readme
 import verl
 from grpo_variants_verl.settings import estimator_choice, loss_choice
 from hydra import compose, initialize_config_dir
+from support import readme
 
 import grpo_variants as gv
 

@@ -3,15 +3,15 @@
 from dataclasses import fields, replace
 
 import pytest
-from grpo_variants_verl.run import read_run, refusals, reports
+from grpo_variants_verl.run_config import read_run, refusals, reports
 from verl_configs import from_command_line
 
 import grpo_variants as gv
-from grpo_variants import verl_words as words
 from grpo_variants.cli.translate import run_settings
-from grpo_variants.correction import OffPolicyMask
 from grpo_variants.filters import ZeroVariance
-from grpo_variants.verl_limits import notes
+from grpo_variants.objective.correction import OffPolicyMask
+from grpo_variants.trainers.verl import words
+from grpo_variants.trainers.verl.limits import notes
 
 
 def translatable(name):

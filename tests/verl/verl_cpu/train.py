@@ -28,7 +28,7 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
 import grpo_variants as gv
-from grpo_variants.verl_words import ACTOR, aggregation_settings, kl_in_loss_settings
+from grpo_variants.trainers.verl.words import ACTOR, aggregation_settings, kl_in_loss_settings
 from verl_cpu import VARIANTS
 
 MAX_LENGTH = 6

@@ -1,0 +1,1 @@
+"""What is written beside TRL's checkpoints, and the reference that moves during a run."""

@@ -1,0 +1,1 @@
+"""What happens while TRL samples: prompts, rewards, dynamic sampling, greedy baselines."""

@@ -1,0 +1,1 @@
+"""What happens in an optimizer step: its counts, its micro-batches, its metrics."""

@@ -1,0 +1,168 @@
+"""The chunked LM head in place of TRL's fused one, for the time of a call.
+
+TRL's models have a forward that runs the backbone and hands hidden states, weight and labels to one autograd function.
+That function is replaced while the trainer scores, so that everything before it (adapters, embeddings, gathering,
+logit scale) stays TRL's. Only labelled positions reach it: the completion, and of it what the loss mask keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from trl.trainer import utils as host
+
+from grpo_variants.fast_paths import OFF, VARIABLE, current
+from grpo_variants.lm_head.head import Foresight, LMHead, dtype_of_products
+from grpo_variants.lm_head.token_gradient import foresee, per_token
+from grpo_variants_trl.step.step_counts import Window, loss_mask
+
+# Where the chunked head was measured to win. TRL has Triton kernels of its own for the others.
+DEVICES = ["cpu"]
+LOG = logging.getLogger("grpo_variants_trl")
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What is known about the next call: its positions, the scored ones among them, the gradient that will come."""
+
+    positions: int
+    scored: Tensor | None
+    foresight: Foresight | None = None
+
+
+class ChunkedHead:
+    """Scores with the chunked head what it covers, and leaves the rest to TRL: said once, with the reason."""
+
+    def __init__(self, trainer: Any) -> None:
+        """Bind the trainer and say what stands in the way, if anything does."""
+        self.trainer = trainer
+        self._told: set[str] = set()
+        self._expected: Expected | None = None
+        self._foreseen: Foresight | None = None
+        self._ahead = True
+        self.off = obstacle(trainer.args, trainer.accelerator.device)
+        if self.off is not None:
+            self._tell(f"TRL's own LM head is used: {self.off}")
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The chunked head instead of TRL's, inside the block."""
+        if self.off is not None:
+            yield
+            return
+        kernel, compact = host._ChunkedLogProbFunction, host._use_triton
+        # A compact call holds the labelled positions only, which TRL leaves to its Triton devices.
+        host._ChunkedLogProbFunction, host._use_triton = _Replacement(self, kernel), lambda device: True
+        try:
+            yield
+        finally:
+            host._ChunkedLogProbFunction, host._use_triton = kernel, compact
+            self._expected = None
+
+    def expect(self, inputs: dict[str, Any], window: Window) -> None:
+        """Prepare the scoring of a micro-batch for its loss: what is scored, and its gradient where that is known."""
+        if self.off is not None:
+            return
+        # The loss mask leaves out tool output and dropped groups, which are attended to.
+        mask, attended = loss_mask(inputs), inputs["completion_mask"].bool()
+        scored = mask[attended]
+        self._foreseen = self._foresight(inputs, window, mask)
+        self._expected = Expected(len(scored), scored, self._foreseen)
+
+    def _foresight(self, inputs: dict[str, Any], window: Window, mask: Tensor) -> Foresight | None:
+        trainer = self.trainer
+        if self._foreseen is not None and self._foreseen.missed:
+            self._ahead = False
+            self._tell("the loss's gradient was not the foreseen one, so it is no longer computed ahead")
+        ahead = self._ahead and torch.is_grad_enabled() and trainer._entropy_bonus is None
+        if not ahead or not per_token(trainer.variant, on_policy=inputs.get("old_per_token_logps") is None):
+            return None
+        unknown = torch.zeros(mask.shape, device=mask.device)
+        x = trainer._tokens(inputs, unknown, unknown, window.next_weights())
+        return foresee(trainer.variant, x, window.counts, mask)
+
+    def score(self, kernel: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
+        """One call of TRL's kernel: log-probabilities, entropies, and None for what is not asked for."""
+        call = _Call(*arguments)
+        reason = call.obstacle()
+        if reason is not None:
+            self._tell(f"TRL's own LM head is used: {reason}")
+            return kernel.apply(*arguments)
+        expected, self._expected = self._expected, None
+        if expected is None or expected.positions != len(call.targets):
+            expected = Expected(len(call.targets), None)
+        # Half precision needs the loss scale before the gradient is rounded.
+        foresight = None if dtype_of_products(call.hidden) == torch.float16 else expected.foresight
+        out = call.head()(call.hidden, call.targets, mask=expected.scored, foresight=foresight)
+        return out.logp, out.entropy if "entropy" in call.outputs else None, None, None, None
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            LOG.info(text)
+
+
+def obstacle(args: Any, device: torch.device) -> str | None:
+    """Why a run keeps TRL's LM head, or None."""
+    if current() == OFF:
+        return f"{VARIABLE}=0"
+    if device.type not in DEVICES:
+        return f"the chunked one was not measured on {device.type}, where TRL has kernels of its own"
+    if args.torch_compile:
+        return "torch_compile=True traces the model's forward with it"
+    if is_deepspeed_zero3_enabled():
+        return "DeepSpeed ZeRO-3 shards the head, and TRL gathers it again in the backward pass"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """Arguments of TRL's kernel, in its order."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+    temperature: float
+    chunk_size: int
+    softcap: float | None = None
+    scale: float = 1.0
+    outputs: tuple[str, ...] = ()
+
+    def obstacle(self) -> str | None:
+        """Why the chunked head does not cover this call, or None."""
+        others = [name for name in self.outputs if name not in ("log_probs", "entropy")]
+        if others:
+            return f"it gives {' and '.join(others)}"
+        if self.weight.dim() != 2 or not self.weight.is_floating_point():
+            return f"the head's weight is {self.weight.dtype} of shape {list(self.weight.shape)}, sharded or quantised"
+        return None
+
+    def head(self) -> LMHead:
+        """The head with this call's options."""
+        return LMHead(
+            weight=self.weight,
+            bias=self.bias,
+            temperature=self.temperature,
+            softcap=self.softcap,
+            scale=self.scale,
+        )
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """Stands in for TRL's autograd function."""
+
+    chunked: ChunkedHead
+    kernel: Any
+
+    def apply(self, *arguments: Any) -> tuple[Tensor | None, ...]:
+        """Score with the chunked head."""
+        return self.chunked.score(self.kernel, *arguments)

@@ -1,0 +1,1 @@
+"""The advantage stage: from the rewards of a batch to one advantage per response or token."""

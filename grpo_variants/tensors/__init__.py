@@ -1,0 +1,1 @@
+"""What every folder may use: groups, masked reductions, and checks of values and tensors."""

@@ -1,0 +1,1 @@
+"""TRL's flags, and what TRL cannot do for a variant."""

@@ -1,0 +1,1 @@
+"""verl's settings, and what verl cannot do for a variant."""

@@ -1,0 +1,1 @@
+"""Tools of this repository that are not part of the package."""
