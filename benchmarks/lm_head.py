@@ -18,7 +18,7 @@ from torch.testing import assert_close
 import grpo_variants as gv
 from benchmarks.case import Case, Setup
 from grpo_variants.lm_head.head import LMHead
-from grpo_variants.lm_head.token_gradient import foresee
+from grpo_variants.lm_head.token_gradient import precompute
 
 WIDTH = 576
 VARIANT = gv.get("grpo,kl=none")
@@ -71,7 +71,7 @@ def recompute(b: Batch) -> tuple[Tensor, Tensor]:
 def foresight(b: Batch) -> tuple[Tensor, Tensor]:
     blank = torch.zeros_like(b.old_logp)
     x = b.tokens(blank, blank)
-    out = LMHead(weight=b.weight)(b.hidden, b.targets, foresight=foresee(VARIANT, x, b.counts, x.mask))
+    out = LMHead(weight=b.weight)(b.hidden, b.targets, foresight=precompute(VARIANT, x, b.counts, x.mask))
     return out.logp, out.entropy
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from grpo_variants import foreign_words
+from grpo_variants.axes import AXES, fields_of, parts_of
 from grpo_variants.fences import Meaningless, Way, propose, ways_out
-from grpo_variants.spec import UnknownKey, applied, difference, fields_of, parts_of, resolved_values, spelt
+from grpo_variants.options import UnknownKey, applied
+from grpo_variants.spelling import difference, resolved_values, spelt
 from grpo_variants.tensors.checks import did_you_mean
-from grpo_variants.trainers import foreign_words
-from grpo_variants.variant import AXES, Variant
+from grpo_variants.variant import Variant
 
 Options = Mapping[str, Any]
 

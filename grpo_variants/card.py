@@ -10,11 +10,14 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_variants.catalogue import registered
+from grpo_variants.axes import parts_of
 from grpo_variants.catalogue.former import FORMER
 from grpo_variants.files import FileError, read_json, write_json
 from grpo_variants.numerics import numerics
-from grpo_variants.spec import get, parts_of, read_options, resolved_values, spelt, without_added
+from grpo_variants.options import read_options
+from grpo_variants.registry import found_exactly
+from grpo_variants.spec import get
+from grpo_variants.spelling import resolved_values, spelt, without_added
 from grpo_variants.variant import UNCONFIRMED, Variant
 from grpo_variants.versions import versions
 
@@ -115,7 +118,7 @@ class Card:
     def _settings(self) -> str:
         """What the user set, with the member's own value, and how much else it moved."""
         values, changed = resolved_values(self.variant), _changed(self.variant)
-        defined = resolved_values(registered(self.variant.name, default=self.variant))
+        defined = resolved_values(found_exactly(self.variant.name) or self.variant)
         given = [key for key in changed if key in self.origins and not self._came_along(key)]
         told = [f"{key}={_word(values[key])} (defined: {_word(defined.get(key))})" for key in given]
         rest = len(changed) - len(given)
@@ -178,7 +181,7 @@ def value_origins(variant: Variant, given: Mapping[str, str]) -> dict[str, str]:
 
 def _changed(variant: Variant) -> dict[str, Any]:
     """The values that the registered variant of the same name does not have."""
-    paper = resolved_values(registered(variant.name, default=variant))
+    paper = resolved_values(found_exactly(variant.name) or variant)
     return {key: value for key, value in resolved_values(variant).items() if paper.get(key, MISSING) != value}
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 from grpo_variants.advantage import baseline, credit, scale, selection, token_credit
 from grpo_variants.advantage import reward_transform as transform
+from grpo_variants.axes import AXES
 from grpo_variants.objective import ratio
 from grpo_variants.objective.surrogate import Aspo
-from grpo_variants.variant import AXES, Variant
+from grpo_variants.spelling import resolved_values
 
+# A `Variant`, which stands above this module: a record that has every axis, and a name.
+Variant = Any
 # Options that change a variant, by the keys of a spec string.
 Way = Mapping[str, str]
 
@@ -109,8 +112,6 @@ def _spelt(way: Way) -> str:
 
 def _written(variant: Variant, key: str) -> str:
     """A choice or a field of a variant as a spec string has it."""
-    from grpo_variants.spec import resolved_values
-
     return f"{key}={resolved_values(variant)[key]}"
 
 

@@ -1,4 +1,4 @@
-"""Conventions: the numeric fields in which papers, TRL and verl differ; never a hyper-parameter."""
+"""Conventions: the numeric fields in which papers and trainers differ; never a hyper-parameter."""
 
 from __future__ import annotations
 
@@ -24,34 +24,16 @@ class Numerics:
         )
 
 
-# What each host computes, read from TRL 1.16 and verl 0.9.1; the parity tests hold these numbers to it.
-CONVENTIONS: Mapping[str, tuple[Numerics, ...]] = {
-    "paper": (),
-    "trl": (
-        Numerics("singleton", {"singleton": "zero"}),
-        Numerics("scale", {"eps": 1e-4, "ddof": 1, "eps_in": "std"}),
-        Numerics("credit", {"eps": 1e-4, "ddof": 1, "eps_in": "std", "over": "responses"}, choices=("decoupled",)),
-        Numerics("ratio", {"bound_low": None, "bound_high": None}),
-        Numerics("surrogate", {"dual": None}, choices=("clip",)),
-        Numerics("kl", {"bound": None, "value_bound": None, "weighted": "ratio"}),
-    ),
-    "verl": (
-        Numerics("singleton", {"singleton": "raw"}),
-        Numerics("scale", {"eps": 1e-6, "ddof": 1, "eps_in": "std"}, choices=("group_std",)),
-        Numerics("scale", {"eps": 1e-8, "ddof": 1, "eps_in": "var"}, choices=("batch_std",)),
-        Numerics("credit", {"eps": 1e-8, "ddof": 1, "eps_in": "var", "over": "tokens"}, choices=("decoupled",)),
-        Numerics(
-            "ratio",
-            {"bound_low": 20.0, "bound_high": 20.0},
-            choices=("token", "sequence_product", "sequence_arithmetic"),
-        ),
-        Numerics("ratio", {"bound_low": None, "bound_high": 10.0}, choices=("sequence", "sequence_token")),
-        Numerics("surrogate", {"dual": 3.0}, choices=("clip",), ratios=("token",)),
-        Numerics("surrogate", {"dual": None}, choices=("clip",), ratios=("sequence", "sequence_token")),
-        Numerics("kl", {"bound": 20.0, "value_bound": 10.0, "weighted": "none"}, choices=("k3",)),
-        Numerics("kl", {"bound": None, "value_bound": None, "weighted": "none"}, choices=("k1", "k2", "abs")),
-    ),
-}
+# By the word of `conventions=`; each trainer's folder teaches its own, and the parity tests hold these numbers to it.
+CONVENTIONS: dict[str, tuple[Numerics, ...]] = {"paper": ()}
+# The words of that axis.
+WORDS: dict[str, str] = {"paper": "paper"}
+
+
+def teach(word: str, entries: tuple[Numerics, ...]) -> None:
+    """Add the numeric fields of a trainer."""
+    CONVENTIONS[word] = entries
+    WORDS[word] = word
 
 
 def numerics(conventions: str, axis: str, choice: str, ratio: str) -> dict[str, object]:

@@ -9,16 +9,17 @@ from typing import Any
 
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
+from grpo_variants.axes import AXES
 from grpo_variants.card import Card
 from grpo_variants.fences import Meaningless
 from grpo_variants.names import PREFIX
-from grpo_variants.objective.aggregation import lacks_length
 from grpo_variants.objective.correction import Correction, OffPolicyMask
 from grpo_variants.objective.kl import KL
-from grpo_variants.spec import configure, get, resolved_values
+from grpo_variants.spec import configure, get
+from grpo_variants.spelling import resolved_values
 from grpo_variants.trainers.verl import words
 from grpo_variants.trainers.verl.findings import between_ends
-from grpo_variants.variant import AXES, Variant
+from grpo_variants.variant import Variant
 from grpo_variants_verl import builtins
 from grpo_variants_verl.patch import extend_host
 from grpo_variants_verl.resume import install
@@ -134,7 +135,7 @@ def _without_what_paper_says(origins: Mapping[str, str], variant: Variant) -> di
 def _effective(run: Run, variant: Variant) -> Iterator[tuple[str, Any]]:
     """What the host adds to the objective, in the words of the TRL adapter, so that equal objectives hash alike."""
     rule = variant.aggregation
-    if lacks_length(rule):
+    if rule.lacks_length:
         yield "max_completion_length", run.get(words.SCALE_FACTOR) or run.get(words.MAX_LENGTH)
     entropy = run.get(f"{words.ACTOR}.entropy_coeff")
     if entropy:

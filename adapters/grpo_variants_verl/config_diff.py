@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from grpo_variants.advantage.group_size import doubts
 from grpo_variants.advantage.scale import NoScale
-from grpo_variants.filters import NoFilter, ZeroVariance
+from grpo_variants.axes import choice_name
 from grpo_variants.numerics import numerics
-from grpo_variants.objective.aggregation import TokenMean, lacks_length
+from grpo_variants.objective.aggregation import TokenMean
 from grpo_variants.objective.correction import OffPolicyMask
 from grpo_variants.objective.kl import KL
+from grpo_variants.options import read_options
+from grpo_variants.rollout.dynamic_sampling import NoFilter, ZeroVariance
 from grpo_variants.rollout.overlong import Keep, Mask, Penalty
-from grpo_variants.spec import choice_name, configure, read_options
+from grpo_variants.spec import configure
 from grpo_variants.trainers.verl import words
 from grpo_variants.trainers.verl.findings import Finding, Fix
 from grpo_variants.trainers.verl.limits import compares_siblings
@@ -57,7 +58,7 @@ def estimator_reports(variant: Variant, get: words.Get) -> Iterator[Finding]:
             (Fix({words.RESPONSES: _SIBLINGS}),),
         )
     else:
-        for doubt in doubts(variant, int(get(words.RESPONSES) or 1)):
+        for doubt in variant.doubts(int(get(words.RESPONSES) or 1)):
             yield Finding(f"{variant.name}: {doubt.text}", (Fix({words.RESPONSES: doubt.draw}),))
 
 
@@ -277,6 +278,6 @@ def _lacks_dual(variant: Variant) -> bool:
 
 def length_setting(variant: Variant, get: words.Get) -> words.Settings:
     """The constant that aggregation=constant divides by, where neither variant nor verl has set it."""
-    if lacks_length(variant.aggregation) and get(words.SCALE_FACTOR) is None:
+    if variant.aggregation.lacks_length and get(words.SCALE_FACTOR) is None:
         return {words.SCALE_FACTOR: get(words.MAX_LENGTH)}
     return {}

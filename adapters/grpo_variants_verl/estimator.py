@@ -11,11 +11,13 @@ from torch import Tensor
 
 from grpo_variants.advantage.compute import advantages_of
 from grpo_variants.advantage.credit import Process, RewardToGo
-from grpo_variants.inputs import Counts, Rollouts, infinite_entries, without_infinities
+from grpo_variants.advantage.inputs import Rollouts
+from grpo_variants.functions import row_weights
 from grpo_variants.names import PREFIX
-from grpo_variants.objective.aggregation import Aggregation, drops_rows, with_signal
-from grpo_variants.objective.compute import row_weights
+from grpo_variants.objective.aggregation import Aggregation, with_signal
+from grpo_variants.objective.inputs import Counts
 from grpo_variants.tensors.masked import discounted_sum_to_go, select
+from grpo_variants.tensors.reading import infinite_entries, without_infinities
 from grpo_variants.trainers.verl.findings import Finding, Fix, Refused
 from grpo_variants.trainers.verl.limits import advantage_form
 from grpo_variants.trainers.verl.words import STEP_REWARDS, carried_over
@@ -159,7 +161,7 @@ def _carried_weights(variant: Variant, over: Aggregation, spread: Tensor, mask: 
     """What turns the weights of a loss's aggregation into the variant's own: [B]; spread are the advantages [B, T]."""
     groups, real = list(index), ~padding_rows(index, mask)
     prompts = len({uid for uid, one in zip(groups, real.tolist(), strict=True) if one})
-    kept = mask.bool() & with_signal(spread, mask).unsqueeze(1) if drops_rows(variant.aggregation) else mask
+    kept = mask.bool() & with_signal(spread, mask).unsqueeze(1) if variant.aggregation.drops_rows else mask
     ends = ((variant, kept), (replace(variant, aggregation=over), mask))
     # A constant length is the same in both.
     counts = [Counts.of(counted, prompts=prompts, length=1) for _, counted in ends]

@@ -13,8 +13,8 @@ from verl.utils.import_utils import load_class_from_fqn
 
 from grpo_variants import __version__
 from grpo_variants.card import FILE_NAME
-from grpo_variants.catalogue import MODULES_VARIABLE, find
 from grpo_variants.names import PREFIX, is_prefixed
+from grpo_variants.registry import MODULES_VARIABLE, find
 from grpo_variants.trainers.verl.words import ESTIMATOR, LOSS_MODE
 from grpo_variants_verl.cards import VariantCallback, make_card
 from grpo_variants_verl.config_diff import length_setting

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.inputs import Counts, Tokens
+from grpo_variants.functions import correction_weights, row_weights
 from grpo_variants.names import PREFIX
-from grpo_variants.objective.aggregation import lacks_length
-from grpo_variants.objective.compute import Loss, correction_weights, loss_of, row_weights
+from grpo_variants.objective.compute import loss_of
+from grpo_variants.objective.inputs import Counts, Tokens
+from grpo_variants.objective.metrics import Loss
 from grpo_variants.objective.ratio import TokenRatio
 from grpo_variants.tensors.masked import masked_sum, select
 from grpo_variants.trainers.verl.limits import loss_form
@@ -78,7 +79,7 @@ def step_counts(variant: Variant, mask: Tensor, info: Mapping[str, Any]) -> Coun
             "config.global_batch_info, so the step's counts are unknown."
         )
     length = info.get("loss_scale_factor")
-    if lacks_length(variant.aggregation) and length is None:
+    if variant.aggregation.lacks_length and length is None:
         raise ValueError(
             f"{PREFIX}{variant.name}: aggregation=constant needs its length: set {SCALE_FACTOR}='${{{MAX_LENGTH}}}'."
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from verl.trainer.ppo import core_algos
 
-from grpo_variants.catalogue import names
 from grpo_variants.names import PREFIX
+from grpo_variants.registry import names
 from grpo_variants_verl.estimator import Estimator
 from grpo_variants_verl.loss import PolicyLoss
 

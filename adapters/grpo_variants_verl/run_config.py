@@ -10,13 +10,15 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 
 from grpo_variants.advantage.credit import Process
-from grpo_variants.catalogue import find
+from grpo_variants.axes import choice_name
 from grpo_variants.names import PREFIX, is_prefixed
-from grpo_variants.objective.aggregation import Aggregation, Constant, TokenMean, drops_rows
+from grpo_variants.objective.aggregation import Aggregation, Constant, TokenMean
 from grpo_variants.objective.correction import OffPolicyMask
+from grpo_variants.registry import find
 from grpo_variants.rollout.mismatch import misled_by_truncation
-from grpo_variants.spec import choice_name, configure, spelt
+from grpo_variants.spec import configure
 from grpo_variants.spec import get as variant_of
+from grpo_variants.spelling import spelt
 from grpo_variants.trainers.verl import words
 from grpo_variants.trainers.verl.findings import Finding, Fix, Refused
 from grpo_variants.trainers.verl.limits import EXTRA_INPUTS, TAKES_KL, advantage_refusals, homogeneous, loss_refusals
@@ -254,7 +256,7 @@ def _carried_refusals(run: Run, variant: Variant, over: Aggregation) -> Iterator
         if not homogeneous(run.loss.variant):
             text = f"{run.loss.variant.name}: its surrogate does not scale with A, so advantages cannot carry weights."
             yield Finding(text, _without_weights(variant, over))
-        if drops_rows(variant.aggregation) and run.loss.variant.kl_in_loss:
+        if variant.aggregation.drops_rows and run.loss.variant.kl_in_loss:
             yield Finding(f"{variant.name}: {TAKES_KL}", _without_weights(variant, over))
     if not fits:
         word = _word(variant.aggregation)
@@ -274,7 +276,7 @@ def _without_weights(variant: Variant, over: Aggregation) -> tuple[Fix, ...]:
 
 def _word(rule: Aggregation) -> str:
     """What an aggregation is called where the advantages carry its weights."""
-    return "aggregation.rows=signal" if drops_rows(rule) else choice_name("aggregation", rule)
+    return "aggregation.rows=signal" if rule.drops_rows else choice_name("aggregation", rule)
 
 
 def _exact_in_one_update(run: Run) -> str | None:

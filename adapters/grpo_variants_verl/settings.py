@@ -9,22 +9,24 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from grpo_variants.catalogue import all_names, find, names, registered
+from grpo_variants.axes import AXES, Stage
 from grpo_variants.names import PREFIX
 from grpo_variants.objective.surrogate import Cispo
-from grpo_variants.spec import coerce, configure, read_options
+from grpo_variants.options import coerce, read_options
+from grpo_variants.registry import all_names, find, names, registered
+from grpo_variants.spec import configure
 from grpo_variants.tensors.checks import did_you_mean, unknown
 from grpo_variants.trainers.verl import words
 from grpo_variants.trainers.verl.findings import Finding, Fix, Refused
-from grpo_variants.variant import AXES, End, Variant
+from grpo_variants.variant import Variant
 
 NODE = "algorithm.grpo_variants"
 SWITCHES = ("extend_host", "health", "print_card")
 NODE_KEYS = ("options", "step_rewards", *SWITCHES)
 STEP_REWARDS = ("nonzero",)
 GAMMA_DEFAULT = 1.0  # verl's
-_OPTIONS: Mapping[End, str] = {"advantage": words.OPTIONS, "objective": words.LOSS_OPTIONS}
-_OTHER: Mapping[End, End] = {"advantage": "objective", "objective": "advantage"}
+_OPTIONS: Mapping[Stage, str] = {"advantage": words.OPTIONS, "objective": words.LOSS_OPTIONS}
+_OTHER: Mapping[Stage, Stage] = {"advantage": "objective", "objective": "advantage"}
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,18 @@ def base_name(word: str, where: str) -> str:
         hint = did_you_mean(word, [PREFIX + n for n in names()])
         raise Refused(Finding(f"{where}={word!r} is unknown.{hint} {all_names()}"))
     if comma:
-        end: End = "advantage" if where == words.ESTIMATOR else "objective"
-        own, theirs = _parted(found.name, read_options(rest), end)
-        changes: dict[str, Any] = {end: own, _OTHER[end]: theirs}
+        stage: Stage = "advantage" if where == words.ESTIMATOR else "objective"
+        own, theirs = _parted(found.name, read_options(rest), stage)
+        changes: dict[str, Any] = {stage: own, _OTHER[stage]: theirs}
         fix = Fix({where: PREFIX + found.name}, **changes, name=found.name)
         raise Refused(Finding(f"{where} takes a name without options; options go beside it.", (fix,)))
     return found.name
 
 
-def _parted(name: str, options: Mapping[str, str], end: End) -> tuple[dict[str, str], dict[str, str]]:
-    """Options that stay at an end, and those that only the other end takes."""
-    strange = _strange(name, options, end)
-    theirs = {key: options[key] for key in strange if _OTHER[end] in AXES[key.partition(".")[0]].ends}
+def _parted(name: str, options: Mapping[str, str], stage: Stage) -> tuple[dict[str, str], dict[str, str]]:
+    """Options that stay at an stage, and those that only the other end takes."""
+    strange = _strange(name, options, stage)
+    theirs = {key: options[key] for key in strange if _OTHER[stage] in AXES[key.partition(".")[0]].stages}
     return {key: value for key, value in options.items() if key not in theirs}, theirs
 
 
@@ -163,24 +165,24 @@ def _moved(base: Variant, given: Mapping[str, str], moved: Mapping[str, float]) 
             yield _Adopted("surrogate.cap", None, source, value, undo)
 
 
-def _at_end(name: str, end: End) -> Variant:
+def _at_end(name: str, stage: Stage) -> Variant:
     """A registered variant with only the axes of one end; the others neutral, so that they cannot refuse anything."""
     base, neutral = registered(name), Variant(name=name)
-    kept = words.axes_of(end) + (("aggregation",) if end == "advantage" else ())
+    kept = words.axes_of(stage) + (("aggregation",) if stage == "advantage" else ())
     foreign = {axis: getattr(neutral, axis) for axis in AXES if axis not in kept}
     return replace(base, **foreign)
 
 
-def _owned(name: str, options: str, end: End) -> dict[str, str]:
+def _owned(name: str, options: str, stage: Stage) -> dict[str, str]:
     """Options as a dict; raises Refused for an axis that another end owns, with the lines that fix it."""
     given = read_options(options)
-    strange = {key: given[key] for key in _strange(name, given, end)}
+    strange = {key: given[key] for key in _strange(name, given, stage)}
     if strange:
-        raise Refused(_misplaced(name, strange, end))
+        raise Refused(_misplaced(name, strange, stage))
     return given
 
 
-def _strange(name: str, options: Mapping[str, str], end: End) -> list[str]:
+def _strange(name: str, options: Mapping[str, str], stage: Stage) -> list[str]:
     """Options that do not belong to an end; one of an axis that does not exist is complained of elsewhere.
 
     Where the advantages carry the weights of an aggregation, its options are theirs.
@@ -188,15 +190,17 @@ def _strange(name: str, options: Mapping[str, str], end: End) -> list[str]:
     chosen: Any = AXES["aggregation"].choices.get(options.get("aggregation", ""))
     rules = [registered(name).aggregation, *([] if chosen is None else [chosen()])]
     carries = "aggregation.rows" in options or any(map(words.carried_over, rules))
-    carried = {"aggregation"} if end == "advantage" and carries else set()
+    carried = {"aggregation"} if stage == "advantage" and carries else set()
     axes = {key: key.partition(".")[0] for key in options}
-    return [key for key, axis in axes.items() if axis in AXES and axis not in carried and end not in AXES[axis].ends]
+    return [
+        key for key, axis in axes.items() if axis in AXES and axis not in carried and stage not in AXES[axis].stages
+    ]
 
 
-def _misplaced(name: str, options: Mapping[str, str], end: End) -> Finding:
+def _misplaced(name: str, options: Mapping[str, str], stage: Stage) -> Finding:
     """Options at an end that does not own them, and where they belong."""
-    sampling, theirs = _parted(name, options, end)
-    text = f"{_OPTIONS[end]}: {', '.join(theirs)} belongs to the other end." if theirs else f"{_OPTIONS[end]}:"
+    sampling, theirs = _parted(name, options, stage)
+    text = f"{_OPTIONS[stage]}: {', '.join(theirs)} belongs to the other end." if theirs else f"{_OPTIONS[stage]}:"
     if sampling:
         text += f" {', '.join(sampling)} acts while responses are sampled, which verl does."
     sampled = configure(registered(name), sampling)
@@ -204,7 +208,7 @@ def _misplaced(name: str, options: Mapping[str, str], end: End) -> Finding:
         **(words.filter_settings(sampled) if any(key.startswith("filter") for key in sampling) else {}),
         **(words.overlong_settings(sampled) if any(key.startswith("overlong") for key in sampling) else {}),
     }
-    changes: dict[str, Any] = {end: dict.fromkeys(options), _OTHER[end]: theirs}
+    changes: dict[str, Any] = {stage: dict.fromkeys(options), _OTHER[stage]: theirs}
     return Finding(text, (Fix(settings, **changes, name=name),))
 
 

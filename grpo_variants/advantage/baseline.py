@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from grpo_variants.added import added
 from grpo_variants.advantage.group_size import Doubt, no_middle
-from grpo_variants.inputs import Samples
+from grpo_variants.advantage.inputs import Samples
+from grpo_variants.part import Part, added
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.groups import whole
 
@@ -19,24 +19,23 @@ Even = Literal["lower", "mean"]
 EVEN: tuple[Even, ...] = ("lower", "mean")
 
 
-class Baseline(Protocol):
-    """The contract of a baseline."""
+class Baseline(Part):
+    """What a response's reward is compared with.
 
-    @property
-    def of_group(self) -> bool:
-        """Whether siblings of the same prompt enter it."""
-        ...
+    of_group: the other responses to the prompt enter it. remembers: it keeps what it learns in `Samples.remembered`.
+    """
+
+    of_group: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
 
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """Baseline of each response: [N] -> [N]."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoBaseline:
+class NoBaseline(Baseline):
     r"""No baseline, \(b_i = 0\)."""
-
-    of_group: ClassVar[bool] = False
 
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """Zeros: [N] -> [N]."""
@@ -44,7 +43,7 @@ class NoBaseline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupMean:
+class GroupMean(Baseline):
     r"""Mean reward of the prompt's group, \(b_i = \operatorname{mean}_g(r)\) (GRPO, arXiv 2402.03300)."""
 
     of_group: ClassVar[bool] = True
@@ -55,7 +54,7 @@ class GroupMean:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaveOneOut:
+class LeaveOneOut(Baseline):
     r"""Mean reward of the others of the group, \(b_i = \frac{1}{G-1}\sum_{j \ne i} r_j\) (RLOO, arXiv 2402.14740)."""
 
     of_group: ClassVar[bool] = True
@@ -69,10 +68,11 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthWeighted:
+class LengthWeighted(Baseline):
     r"""Length-weighted mean of the group, \(b_i = \sum_j l_j r_j / \sum_j l_j\) (OPO, arXiv 2505.23585)."""
 
     of_group: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("lengths",)
 
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """Length-weighted mean of the group's valid rewards: [N] -> [N]; needs `lengths` or `mask`."""
@@ -81,10 +81,8 @@ class LengthWeighted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchMean:
+class BatchMean(Baseline):
     r"""Mean reward of the whole batch, \(b_i = \operatorname{mean}_{batch}(r)\) (REINFORCE++, arXiv 2501.03262)."""
-
-    of_group: ClassVar[bool] = False
 
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """Mean of all valid rewards: [N] -> [N]."""
@@ -92,10 +90,10 @@ class BatchMean:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Greedy:
+class Greedy(Baseline):
     r"""Reward of the policy's greedy response, \(b_i = r(\hat y)\) (ReMax, arXiv 2310.10505)."""
 
-    of_group: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ("greedy_rewards",)
 
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """The given greedy rewards: [N] -> [N]; needs `greedy_rewards`."""
@@ -103,7 +101,7 @@ class Greedy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecondBest:
+class SecondBest(Baseline):
     r"""Only the best response of the group learns, \(A = r_{(1)} - r_{(2)}\) (best of k, arXiv 2503.19595).
 
     What leaving the best one out costs the maximum of the group; every other response is its own baseline.
@@ -121,7 +119,7 @@ class SecondBest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupMedian:
+class GroupMedian(Baseline):
     r"""Median reward of the group, \(b_i = \operatorname{median}_g(r)\) (MC-GRPO, arXiv 2601.22582).
 
     even: in a group of an even number, the `lower` of the middle two rewards or their `mean`.
@@ -144,7 +142,7 @@ class GroupMedian:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupQuantile:
+class GroupQuantile(Baseline):
     r"""Quantile of the group's rewards, \(b_i = Q_K(r)\) (QAE, arXiv 2509.22611).
 
     level: K. With rewards of 0 and 1 the baseline is 0 where the share of ones is at most 1 - K, and 1 above it.
@@ -170,7 +168,7 @@ class GroupQuantile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Partition:
+class Partition(Baseline):
     r"""Log-partition function of the others, \(b_i = \tau \log \frac{1}{G-1} \sum_{j \ne i} e^{r_j / \tau}\).
 
     tau: temperature; the smaller, the nearer to the best of the others. floor: the mean is taken of
@@ -219,7 +217,7 @@ class Partition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tracked:
+class Tracked(Baseline):
     r"""Tracked success rate of the prompt, \(b = \alpha / (\alpha + \beta)\) (single-stream SPO, arXiv 2509.13232).
 
     After each step \(\alpha \leftarrow \rho\alpha + \sum r\) and \(\beta \leftarrow \rho\beta + \sum (1 - r)\) over the
@@ -230,7 +228,6 @@ class Tracked:
 
     forgetting: float = 0.875
     prior: float = 0.5
-    of_group: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -251,7 +248,7 @@ class Tracked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kalman:
+class Kalman(Baseline):
     r"""Kalman filter over the group's rewards in their order (KRPO, arXiv 2505.07527).
 
     \(P^- = P + Q\), \(K = P^-/(P^- + R)\), \(x \leftarrow x + K(r - x)\), \(P \leftarrow (1 - K)P^-\); the baseline
@@ -263,7 +260,6 @@ class Kalman:
     measurement: float = 1e-2
     mean: float = 0.0
     variance: float = 1.0
-    of_group: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""

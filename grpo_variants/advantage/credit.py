@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grpo_variants.advantage.baseline import Baseline
+from grpo_variants.advantage.inputs import Samples, read_weights
 from grpo_variants.advantage.scale import EPS_IN, BatchStd, EpsIn, Rewards, Scale
-from grpo_variants.inputs import Samples, read_weights
 from grpo_variants.objective.kl import KL
+from grpo_variants.part import Part
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.masked import discounted_sum_to_go, reverse_cumsum, select
 
 
-class Rule(NamedTuple):
+class AdvantageParts(NamedTuple):
     """How rewards become advantages: what credit assignment composes. `penalty` is a KL in the reward, or None."""
 
     baseline: Baseline
@@ -24,32 +25,37 @@ class Rule(NamedTuple):
     penalty: KL | None
 
 
-class Credit(Protocol):
-    """The contract of a credit rule."""
+class Credit(Part):
+    """Which tokens of a response a reward is credited to.
 
-    @property
-    def per_token(self) -> bool:
-        """Whether it gives one advantage per token."""
-        ...
+    per_token: it gives one advantage per token. of_outcome: it reads one reward per response, which a transform may
+    change. of_group: the other responses to the prompt enter it beside baseline and scale. own_rule: it has a baseline
+    and a scale of its own. per_function: it takes the reward functions apart.
+    """
 
-    @property
-    def of_outcome(self) -> bool:
-        """Whether it reads one reward per response, which a transform may change."""
-        ...
+    per_token: ClassVar[bool] = False
+    of_outcome: ClassVar[bool] = False
+    of_group: ClassVar[bool] = False
+    own_rule: ClassVar[bool] = False
+    per_function: ClassVar[bool] = False
 
-    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+    @staticmethod
+    def doubt_of(functions: int) -> str | None:
+        """What the rule is with this many reward functions, where that is not what it is for."""
+        return None
+
+    def __call__(self, samples: Samples, rule: AdvantageParts) -> Tensor:
         """Advantages [N], or [N, T] for token credit."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Credit):
     r"""One advantage per response, \(A_i = (r_i - b_i)/\mathrm{scale}\), for all of its tokens."""
 
-    per_token: ClassVar[bool] = False
     of_outcome: ClassVar[bool] = True
 
-    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+    def __call__(self, samples: Samples, rule: AdvantageParts) -> Tensor:
         """Advantages [N]."""
         reward = samples.rewards
         if rule.penalty is not None:
@@ -59,7 +65,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoupled:
+class Decoupled(Credit):
     r"""Each reward function normalised by itself, then weighted, added and normalised again (GDPO, 2601.05242).
 
     \(a_i = \sum_k w_k (r_{ik} - b_k)/\mathrm{scale}_k\) over the functions that gave the response a reward, and
@@ -71,8 +77,7 @@ class Decoupled:
     ddof: int = 1
     over: Literal["responses", "tokens"] = "responses"
     eps_in: EpsIn = "std"
-    per_token: ClassVar[bool] = False
-    of_outcome: ClassVar[bool] = False
+    per_function: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -80,6 +85,11 @@ class Decoupled:
         check_choice("credit.ddof", self.ddof, (0, 1))
         check_choice("credit.over", self.over, ("responses", "tokens"))
         check_choice("credit.eps_in", self.eps_in, EPS_IN)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Lengths, where it counts tokens."""
+        return ("lengths",) if self.over == "tokens" else ()
 
     @staticmethod
     def doubt_of(functions: int) -> str | None:
@@ -91,7 +101,7 @@ class Decoupled:
             "plain GRPO. Set credit=outcome for that."
         )
 
-    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+    def __call__(self, samples: Samples, rule: AdvantageParts) -> Tensor:
         """Advantages [N]; reads rewards [N, K]."""
         columns = samples.components.unbind(1)
         given = samples.rollouts.reward_weights
@@ -103,7 +113,7 @@ class Decoupled:
         return whole(total, Rewards(total, total, rule.baseline), samples)
 
 
-def _normalised(reward: Tensor, samples: Samples, rule: Rule) -> Tensor:
+def _normalised(reward: Tensor, samples: Samples, rule: AdvantageParts) -> Tensor:
     """One reward function's advantages [N], 0 where it gave none."""
     given = samples.valid & ~reward.isnan()
     reward = torch.where(given, reward, torch.zeros_like(reward))
@@ -115,7 +125,7 @@ def _normalised(reward: Tensor, samples: Samples, rule: Rule) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardToGo:
+class RewardToGo(Credit):
     r"""Reward from each token on, \(A_{it} = (\sum_{t' \ge t} \gamma^{t'-t} r_{it'} - b_i)/\mathrm{scale}\).
 
     Token rewards are `token_rewards`, or the response's reward at its last token. The baseline is that of the
@@ -125,7 +135,7 @@ class RewardToGo:
 
     gamma: float = 1.0
     per_token: ClassVar[bool] = True
-    of_outcome: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ("mask",)
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -133,7 +143,7 @@ class RewardToGo:
         if self.gamma > 1:
             raise ValueError(f"credit.gamma={self.gamma!r} is out of range; allowed: above 0 and at most 1.")
 
-    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+    def __call__(self, samples: Samples, rule: AdvantageParts) -> Tensor:
         """Advantages [N, T]; 0 outside the mask."""
         mask = samples.need("mask", "credit=reward_to_go")
         token_rewards = rewards_of_tokens(samples, mask)
@@ -150,7 +160,7 @@ class RewardToGo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class Process(Credit):
     r"""Process supervision: step rewards normalised over all steps of the group, then summed from each token on.
 
     \(\tilde r_j = (r_j - b)/\mathrm{scale}\) over every step of the group, and
@@ -159,9 +169,9 @@ class Process:
     """
 
     per_token: ClassVar[bool] = True
-    of_outcome: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ("mask", "token_rewards", "step_ends")
 
-    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+    def __call__(self, samples: Samples, rule: AdvantageParts) -> Tensor:
         """Advantages [N, T]; needs `token_rewards`, `step_ends` and `mask`."""
         mask = samples.need("mask", "credit=process")
         token_rewards = samples.need("token_rewards", "credit=process")

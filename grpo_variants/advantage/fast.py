@@ -16,22 +16,14 @@ from torch import Tensor
 from grpo_variants import fast_paths
 from grpo_variants.advantage.baseline import GroupMean, LeaveOneOut, LengthWeighted, NoBaseline
 from grpo_variants.advantage.credit import Outcome
+from grpo_variants.advantage.inputs import Rollouts, given_tokens, read_weights, token_inputs
 from grpo_variants.advantage.reward_transform import NoTransform
+from grpo_variants.advantage.rule import AdvantageRule
 from grpo_variants.advantage.scale import GroupStd, NoScale, divisor
 from grpo_variants.advantage.selection import Everyone
-from grpo_variants.inputs import (
-    Rollouts,
-    as_floating,
-    given_tokens,
-    narrow,
-    read_lengths,
-    read_valid,
-    read_weights,
-    token_inputs,
-    wide,
-)
 from grpo_variants.tensors.groups import Groups
-from grpo_variants.variant import Variant
+from grpo_variants.tensors.precision import narrow, wide
+from grpo_variants.tensors.reading import as_floating, read_lengths, read_valid
 
 # Variances below it are left to the plain path, which scales before it squares.
 SMALLEST = 1e-30
@@ -40,7 +32,7 @@ FEW = 32
 
 
 @torch.no_grad()
-def fast_advantages(variant: Variant, rollouts: Rollouts) -> Tensor | None:
+def fast_advantages(variant: AdvantageRule, rollouts: Rollouts) -> Tensor | None:
     """`gv.advantages` [N], or None where the plain path has to do it: uneven groups, gaps, rules beyond the tables."""
     if fast_paths.current() == fast_paths.OFF or not covers(variant) or rollouts.groups is None:
         return None
@@ -60,7 +52,7 @@ def fast_advantages(variant: Variant, rollouts: Rollouts) -> Tensor | None:
     return value if value is None else narrow((value if scale is None else value.div_(scale)).view(-1), total.dtype)
 
 
-def covers(variant: Variant) -> bool:
+def covers(variant: AdvantageRule) -> bool:
     """Whether the tables have every part of the advantage rule."""
     others = tuple(map(type, (variant.credit, variant.selection, variant.transform))) == (
         Outcome,

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from grpo_variants.advantage.group_size import Doubt
-from grpo_variants.inputs import Samples
+from grpo_variants.advantage.inputs import Samples
+from grpo_variants.part import Part
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.masked import masked_mean, masked_sum
 
 
-class Transform(Protocol):
-    """The contract of a transform."""
+class Transform(Part):
+    """What a response's reward counts for. of_group: the other responses to the prompt enter it."""
 
-    @property
-    def of_group(self) -> bool:
-        """Whether siblings of the same prompt enter it."""
-        ...
+    of_group: ClassVar[bool] = False
 
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """What each response's reward counts for: [N] -> [N]."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoTransform:
+class NoTransform(Transform):
     """The reward as it is."""
-
-    of_group: ClassVar[bool] = False
 
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """The rewards as they are."""
@@ -39,7 +35,7 @@ class NoTransform:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Transform):
     r"""Right or wrong, \(r_i \mapsto\) `right` where \(r_i >\) `above`, else `wrong` (arXiv 2506.01347).
 
     Rewards of 0 and 1 or of -1 and 1 both do. W-REINFORCE lets the right ones count less, PSR and NSR drop one kind.
@@ -48,7 +44,6 @@ class Verdict:
     right: float = 1.0
     wrong: float = -1.0
     above: float = 0.0
-    of_group: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -65,7 +60,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassAtK:
+class PassAtK(Transform):
     r"""Expected best reward of k draws that hold this response, \(r_i \mapsto E[\max_{j \in S} r_j \mid i \in S]\).
 
     S is a random subset of k responses of the group. The group's mean of it is pass@k itself, so that with
@@ -106,7 +101,7 @@ class PassAtK:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unlikeliness:
+class Unlikeliness(Transform):
     r"""A likely response counts less, \(r_i \mapsto r_i (1 - \mathrm{penalty}\, k_i / G)\) (arXiv 2506.02355).
 
     \(k_i\) is the place of the response among its group by log-probability when sampled, the least likely first.
@@ -118,7 +113,7 @@ class Unlikeliness:
     of: Literal["mean", "sum"] = "mean"
     first: Literal["zero", "one"] = "zero"
     of_group: ClassVar[bool] = True
-    reads_old_logp: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("mask", "old_logp")
 
     def __post_init__(self) -> None:
         """Check the fields."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from grpo_variants.added import added
 from grpo_variants.advantage.baseline import EVEN, Baseline, Even, Kalman, kalman_gains
 from grpo_variants.advantage.group_size import Doubt, no_middle
-from grpo_variants.inputs import Samples
+from grpo_variants.advantage.inputs import Samples
+from grpo_variants.part import Part, added
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.groups import whole
 from grpo_variants.tensors.masked import low_and_high, select
@@ -28,24 +28,29 @@ class Rewards(NamedTuple):
     rule: Baseline
 
 
-class Scale(Protocol):
-    """The contract of a scale."""
+class Scale(Part):
+    """What an advantage is divided by.
+
+    of_group: the other responses to the prompt enter it. per_token: its statistics are taken over tokens. remembers: it
+    keeps what it learns in `Samples.remembered`.
+    """
+
+    of_group: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
 
     @property
     def per_token(self) -> bool:
         """Whether statistics are taken over tokens."""
-        ...
+        return False
 
     def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
         """Scaled advantages, of the same shape."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoScale:
+class NoScale(Scale):
     """No scaling (Dr. GRPO, arXiv 2503.20783)."""
-
-    per_token: ClassVar[bool] = False
 
     def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
         """The advantages as they are."""
@@ -53,7 +58,7 @@ class NoScale:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupStd:
+class GroupStd(Scale):
     r"""Standard deviation of the prompt's group, \(A_i / (\operatorname{std}_g(r) + \epsilon)\) (GRPO, 2402.03300).
 
     eps: added to the standard deviation (`eps_in=std`) or to the variance (`eps_in=var`), or the least variance that
@@ -64,7 +69,6 @@ class GroupStd:
     eps: float = 1e-6
     ddof: int = 1
     eps_in: EpsIn = "std"
-    per_token: ClassVar[bool] = False
     of_group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -78,7 +82,7 @@ class GroupStd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchStd:
+class BatchStd(Scale):
     r"""Standard deviation of the batch (Lite PPO, 2508.08221), or whitening over its tokens (REINFORCE++, 2501.03262).
 
     over=responses: divide by the standard deviation of raw rewards (`of=raw`) or of rewards less their baseline
@@ -110,6 +114,11 @@ class BatchStd:
         """Whether statistics are taken over tokens."""
         return self.over == "tokens"
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Lengths, where it counts tokens."""
+        return ("lengths",) if self.per_token else ()
+
     def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
         """Divide by the standard deviation of the batch, or whiten over its tokens."""
         if self.over == "tokens":
@@ -134,7 +143,7 @@ class BatchStd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanReward:
+class MeanReward(Scale):
     r"""Mean reward of the group, \(A_i / (\operatorname{mean}_g(r) + \epsilon)\) (MaxRL, arXiv 2602.02710).
 
     With rewards of 0 and 1 the expected gradient is that of \(\log p\) truncated at the group's size. A group whose
@@ -142,7 +151,6 @@ class MeanReward:
     """
 
     eps: float = 1e-6
-    per_token: ClassVar[bool] = False
     of_group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -156,14 +164,12 @@ class MeanReward:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignalShare:
+class SignalShare(Scale):
     r"""Share of responses whose group has a signal, \(A_i \cdot B / (B - M)\) (GPG, arXiv 2504.02546).
 
     M of the B valid responses lie in groups whose rewards are all equal; the others are raised to make up for them.
     Not done: drawing again where few groups have a signal.
     """
-
-    per_token: ClassVar[bool] = False
 
     def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
         """Divide by the share of valid responses in groups that are not constant."""
@@ -174,7 +180,7 @@ class SignalShare:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupMad:
+class GroupMad(Scale):
     r"""Median absolute deviation of the group, \(A_i / (\operatorname{MAD}_g(r) + \epsilon)\) (MC-GRPO, 2601.22582).
 
     \(\operatorname{MAD}_g(r) = \operatorname{median}_g |r - \operatorname{median}_g r|\). It is 0 as soon as more than
@@ -186,7 +192,6 @@ class GroupMad:
     eps: float = 1e-3
     even: Even = added("lower", before="mean")
     compensate: Literal["none", "group"] = added("none")
-    per_token: ClassVar[bool] = False
     of_group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -216,14 +221,13 @@ class GroupMad:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bernoulli:
+class Bernoulli(Scale):
     r"""Deviation of a yes or no, \(A_i / (\sqrt{p(1 - p)} + \epsilon)\) with p the group's mean (arXiv 2508.10751).
 
     For rewards of 0 and 1 that is the population's standard deviation; for pass@k rewards, that of the k draws.
     """
 
     eps: float = 1e-6
-    per_token: ClassVar[bool] = False
     of_group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -237,7 +241,7 @@ class Bernoulli:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BetaDensity:
+class BetaDensity(Scale):
     r"""Density of a Beta distribution at the group's mean, \(A_i / f(p_g; 1 + a/3, 1 + b/3)\) (BNPO, arXiv 2506.02864).
 
     \(a = (m(1-m)/v - 1)\,m\) and \(b = (m(1-m)/v - 1)(1-m)\) fit Beta(a, b) to the means of the batch's groups, which
@@ -247,7 +251,6 @@ class BetaDensity:
     """
 
     cap: float = 1e6
-    per_token: ClassVar[bool] = False
     of_group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -279,14 +282,13 @@ def _log_beta_density(p: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KalmanStd:
+class KalmanStd(Scale):
     r"""Deviation of a Kalman filter at the response's place in its group, \(A_i / (\sqrt{P_i} + \epsilon)\) (KRPO).
 
     The filter is that of baseline=kalman, with its fields; arXiv 2505.07527.
     """
 
     eps: float = 1e-8
-    per_token: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -303,7 +305,7 @@ class KalmanStd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothedStd:
+class SmoothedStd(Scale):
     r"""Standardised within the step and over all steps of the prompt, whichever mix is smaller (DCPO, 2509.02333).
 
     With i the number of steps that have seen the prompt, this one included, \(A^1 = \frac1i A^{tot} + \frac{i-1}i
@@ -313,7 +315,6 @@ class SmoothedStd:
     """
 
     ddof: int = 1
-    per_token: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from grpo_variants.advantage.group_size import Doubt
-from grpo_variants.inputs import Samples
+from grpo_variants.advantage.inputs import Samples
+from grpo_variants.part import Part
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.groups import Groups, whole
 
 
-class Selection:
+class Selection(Part):
     """The contract of a selection.
 
     of_group: siblings of the same prompt enter it. drops: the others leave the loss and its counts, KL term included.
@@ -69,6 +70,8 @@ class _Best(Selection):
 class Shortest(_Best):
     """The shortest responses (GFPO, arXiv 2508.09726)."""
 
+    reads: ClassVar[tuple[str, ...]] = ("lengths",)
+
     def __call__(self, samples: Samples) -> Tensor:
         """Which are kept; needs `lengths` or `mask`."""
         return self._lowest(samples.need("lengths", "selection=shortest"), samples)
@@ -77,6 +80,8 @@ class Shortest(_Best):
 @dataclass(frozen=True, kw_only=True)
 class Efficient(_Best):
     """The responses with the most reward per token (GFPO's token efficiency, arXiv 2508.09726)."""
+
+    reads: ClassVar[tuple[str, ...]] = ("lengths",)
 
     def __call__(self, samples: Samples) -> Tensor:
         """Which are kept; needs `lengths` or `mask`."""

@@ -8,17 +8,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grpo_variants.added import added
-from grpo_variants.advantage.credit import Rule, penalty_of, rewards_of_tokens
+from grpo_variants.advantage.credit import AdvantageParts, Credit, penalty_of, rewards_of_tokens
+from grpo_variants.advantage.inputs import Samples
 from grpo_variants.advantage.scale import divide
-from grpo_variants.inputs import Samples
+from grpo_variants.part import added
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.groups import Groups
 from grpo_variants.tensors.masked import masked_mean, reverse_cumsum, select
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EntropyCredit:
+class _EntropyCredit(Credit):
     r"""Reward shaped by entropy, right and wrong responses apart (arXiv 2508.04349).
 
     A response is right where its reward is above `above`. Right: \(\tilde r = \mathrm{base}\, r + \mathrm{bonus}\, n\,
@@ -34,6 +34,7 @@ class _EntropyCredit:
     eps: float = 1e-8
     of_outcome: ClassVar[bool] = True
     own_rule: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("mask", "entropy")
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -80,7 +81,7 @@ class EntropyTokens(_EntropyCredit):
 
     per_token: ClassVar[bool] = True
 
-    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+    def __call__(self, samples: Samples, rule: AdvantageParts) -> Tensor:
         """Advantages [N, T]; needs `entropy` and `mask`."""
         mask = samples.need("mask", "credit=entropy_tokens")
         entropy = samples.need("entropy", "credit=entropy_tokens").to(samples.rewards.dtype)
@@ -97,14 +98,13 @@ class EntropyResponses(_EntropyCredit):
     """
 
     over: Literal["group", "side"] = added("group", before="side")
-    per_token: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
         check_choice("credit.over", self.over, ("group", "side"))
 
-    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+    def __call__(self, samples: Samples, rule: AdvantageParts) -> Tensor:
         """Advantages [N]; needs `entropy` and `mask`."""
         mask = samples.need("mask", "credit=entropy_responses")
         entropy = samples.need("entropy", "credit=entropy_responses").to(samples.rewards.dtype)
@@ -115,7 +115,7 @@ class EntropyResponses(_EntropyCredit):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimalToken:
+class OptimalToken(Credit):
     r"""Reward from each token on, less the baseline of least variance at that token (OTB, arXiv 2602.07078).
 
     \(A_{it} = G_{it} - B_t\), \(B_t = \sum_i G_{it} W_{it} / (\sum_i W_{it} + \epsilon)\) over the group's responses
@@ -128,15 +128,15 @@ class OptimalToken:
     tail: Literal["zero", "own"] = "zero"
     per_token: ClassVar[bool] = True
     of_group: ClassVar[bool] = True
-    of_outcome: ClassVar[bool] = False
     own_rule: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("mask", "old_logp", "sum_pi_squared")
 
     def __post_init__(self) -> None:
         """Check the fields."""
         check_number("credit.eps", self.eps, at_least=0)
         check_choice("credit.tail", self.tail, ("zero", "own"))
 
-    def __call__(self, samples: Samples, rule: Rule) -> Tensor:
+    def __call__(self, samples: Samples, rule: AdvantageParts) -> Tensor:
         """Advantages [N, T]; needs `sum_pi_squared`, `old_logp` and `mask`."""
         wanted_by = "credit=optimal_token"
         mask = samples.need("mask", wanted_by)

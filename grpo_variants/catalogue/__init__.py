@@ -1,9 +1,6 @@
-"""The catalogue: every named member of the family, one entry each, and the registry of a user's own."""
+"""The catalogue: every named member of the family, one entry each; importing it registers them."""
 
 from __future__ import annotations
-
-import importlib
-import os
 
 from grpo_variants.catalogue.asymmetric import ASYMMETRIC
 from grpo_variants.catalogue.batch import BATCH
@@ -16,11 +13,8 @@ from grpo_variants.catalogue.score import SCORE
 from grpo_variants.catalogue.selective import SELECTIVE
 from grpo_variants.catalogue.soft import SOFT
 from grpo_variants.catalogue.token_credit import TOKEN_CREDIT
-from grpo_variants.names import key_of, without_prefix
-from grpo_variants.tensors.checks import did_you_mean
+from grpo_variants.registry import register
 from grpo_variants.variant import Variant
-
-MODULES_VARIABLE = "GRPO_VARIANTS_MODULES"
 
 _EVERY = (
     *FOUNDING,
@@ -39,74 +33,5 @@ _EVERY = (
 # The main catalogue first, then what has a value that its authors did not confirm.
 CATALOGUE: tuple[Variant, ...] = tuple(sorted(_EVERY, key=lambda variant: variant.contrib))
 
-# By what every way to write a name shares, so that no name can mean two variants.
-_REGISTRY: dict[str, Variant] = {key_of(variant.name): variant for variant in CATALOGUE}
-_REQUIRED = object()
-
-
-def register(variant: Variant) -> Variant:
-    """Add a user's own variant to the registry of this process, and return it.
-
-    Registering an equal variant again does nothing. Put the call into a module and name that module in
-    GRPO_VARIANTS_MODULES=pkg.mod (comma-separated), so that every process finds it, Ray workers included.
-    Raises ValueError for a name that another variant has, or that reads as one: `d_apo` reads as `dapo`.
-    """
-    taken = _REGISTRY.setdefault(key_of(variant.name), variant)
-    if taken.name != variant.name:
-        raise ValueError(
-            f"the name {variant.name!r} reads as {taken.name!r}, which is another variant; choose another name."
-        )
-    if taken != variant:
-        raise ValueError(f"the name {variant.name!r} is taken by another variant ({taken}); choose another name.")
-    return variant
-
-
-def names() -> tuple[str, ...]:
-    """Names of every registered variant: the catalogue's first, then a user's own."""
-    _load_modules()
-    return tuple(variant.name for variant in _REGISTRY.values())
-
-
-def find(name: str) -> Variant | None:
-    """The registered variant that a name means, however it is written (`GSPO`, `Dr. GRPO`, `gv_dapo`), or None."""
-    key = key_of(name)
-    if key not in _REGISTRY:
-        _load_modules()
-    return _REGISTRY.get(key)
-
-
-def registered(name: str, default: object = _REQUIRED) -> Variant:
-    """The registered variant of a name, without options.
-
-    default: what to return where no variant has exactly this name; without it the name may be written in any way.
-    Raises ValueError for an unknown name, with the nearest known ones.
-    """
-    found = find(name)
-    if isinstance(default, Variant):
-        return found if found is not None and found.name == name else default
-    if found is not None:
-        return found
-    if "=" in name:
-        raise ValueError(
-            f"{name!r} is no variant's name; write name,key=value,key=value, as in 'dapo,surrogate.high=0.3'."
-        )
-    raise ValueError(f"unknown variant {name!r}.{did_you_mean(without_prefix(name), names())} {all_names()}")
-
-
-def all_names() -> str:
-    """The sentence that ends an error about an unknown name, in place of a long list."""
-    return f"`grpo-variants list` and gv.names() have all {len(_REGISTRY)}."
-
-
-def _load_modules() -> None:
-    """Import the modules that GRPO_VARIANTS_MODULES names; one that is imported already costs a look-up."""
-    for module in filter(None, (m.strip() for m in os.environ.get(MODULES_VARIABLE, "").split(","))):
-        if not all(part.isidentifier() for part in module.split(".")):
-            raise ImportError(
-                f"{MODULES_VARIABLE} names {module!r}, which is no module's name; write it with dots, as in pkg.mod, "
-                "and put the folder of pkg on PYTHONPATH."
-            )
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ImportError(f"{MODULES_VARIABLE} names {module!r}, which cannot be imported: {error}") from error
+for _variant in CATALOGUE:
+    register(_variant)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from grpo_variants.catalogue import references as papers
 from grpo_variants.catalogue.bases import GRPO
-from grpo_variants.filters import ZeroVariance
 from grpo_variants.objective.aggregation import TokenMean
 from grpo_variants.objective.kl import K3
 from grpo_variants.objective.surrogate import Aspo, CeGppo, EntropyClip, Fipo
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.variant import Variant
 
 ASYMMETRIC: tuple[Variant, ...] = (
@@ -33,10 +33,6 @@ ASYMMETRIC: tuple[Variant, ...] = (
             "and the mean over responses also in the paper, section 6 and appendix B."
         ),
         references=(papers.WANG_ASPO,),
-        hosts=(
-            ("trl", "no counterpart: no weight that depends on the sign of the advantage"),
-            ("verl", "no counterpart: no weight that depends on the sign of the advantage"),
-        ),
         note=(
             "The paper has one range of 0.2 (surrogate.fraction=none). The authors' code has 0.2 for the tokens at or "
             "below the 80 % quantile of the response's entropies and 0.4 for those above, in every run, which is "
@@ -67,10 +63,6 @@ ASYMMETRIC: tuple[Variant, ...] = (
             "all right or all wrong leave in dapo/dapo_ray_trainer.py 217."
         ),
         references=(papers.WANG_ARCHER,),
-        hosts=(
-            ("trl", "no counterpart: one clip range for every token"),
-            ("verl", "no counterpart: a policy loss is not handed the entropies"),
-        ),
         note=(
             "Of the paper the abstract was read: a weaker KL and a wider clip on tokens of high entropy. In the "
             "authors' script these tokens have no KL at all. Its token mean is over a micro-batch, which in the script "
@@ -95,10 +87,6 @@ ASYMMETRIC: tuple[Variant, ...] = (
             "0.2 on both sides, 0.75, 1 and the token mean."
         ),
         references=(papers.SU_CEGPPO,),
-        hosts=(
-            ("trl", "no counterpart: a clipped token has no gradient"),
-            ("verl", "no counterpart: a clipped token has no gradient"),
-        ),
         note=(
             "0.75 below is the 7B run's, 0.5 the 1.5B run's (surrogate.keep_low=0.5). Those runs also draw again "
             "where a prompt has no signal (filter=zero_variance) and hold the loss of a negative advantage at a "
@@ -123,10 +111,6 @@ ASYMMETRIC: tuple[Variant, ...] = (
             "clip_ratio_c=10)."
         ),
         references=(papers.FIPO, papers.YU),
-        hosts=(
-            ("trl", "no counterpart: no weight by the tokens that follow"),
-            ("verl", "no counterpart: no weight by the tokens that follow"),
-        ),
         note=(
             "Numbers are those of its 32B run; for 7B the weight goes from 0.8 to 1.2. Other code takes 3 or 4 "
             "where `surrogate.safety` is 10. With A < 0 the loss is held at a ratio of 10 (DAPO's dual clip; "

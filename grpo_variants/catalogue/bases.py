@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from grpo_variants.advantage.baseline import GroupMean
 from grpo_variants.advantage.scale import GroupStd
-from grpo_variants.filters import ZeroVariance
 from grpo_variants.objective.aggregation import SequenceMean, TokenMean
 from grpo_variants.objective.ratio import TokenRatio
 from grpo_variants.objective.surrogate import Clip
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.rollout.overlong import Mask
 from grpo_variants.variant import Variant
 

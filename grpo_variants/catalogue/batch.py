@@ -29,10 +29,6 @@ BATCH: tuple[Variant, ...] = (
             "recipe/bapo/config/bapo_trainer.yaml 12 to 22."
         ),
         references=(papers.XI_BAPO,),
-        hosts=(
-            ("trl", "no counterpart: clip bounds are fixed"),
-            ("verl", "no counterpart: clip bounds are fixed"),
-        ),
         note=(
             "The paper's values are taken. The authors' code raises the floor first, ends at 0.8 and 2, asks for as "
             "much positive as negative and has the dual clip at 3: `bapo,surrogate.first=floor,surrogate.floor_end=0.8,"
@@ -60,10 +56,6 @@ BATCH: tuple[Variant, ...] = (
             "range in verl/workers/actor/dp_actor.py 394 to 408."
         ),
         references=(papers.ZHENG_M2PO,),
-        hosts=(
-            ("trl", "no counterpart: clip bounds are fixed"),
-            ("verl", "no counterpart: clip bounds are fixed"),
-        ),
         note=(
             "The paper (algorithm 1) masks the largest harmful log ratios until the mean square of those that are left "
             "is within the budget: `surrogate.rule=mask`. The authors' code clips the harmful ones at the range that "
@@ -88,10 +80,6 @@ BATCH: tuple[Variant, ...] = (
             "from 1 to 5."
         ),
         references=(papers.CUI,),
-        hosts=(
-            ("trl", "no counterpart: no covariance"),
-            ("verl", "equals loss clip_cov with token-mean, for the same draws, under conventions=verl"),
-        ),
         note=(
             "verl permutes the candidates and takes the first of them; here each token has a random number and the "
             "smallest of the candidates' are taken, which is the same draw and does not wait for the device."
@@ -110,13 +98,6 @@ BATCH: tuple[Variant, ...] = (
         ),
         confirmed=("The paper, and verl-project/verl, verl/trainer/ppo/core_algos.py (compute_policy_loss_kl_cov)."),
         references=(papers.CUI,),
-        hosts=(
-            ("trl", "no counterpart: no covariance"),
-            (
-                "verl",
-                "equals loss kl_cov with token-mean and ppo_kl_coef=1, whose default is 0.1, under conventions=verl",
-            ),
-        ),
         note=(
             "The paper's share is 2e-4 for its 32B model and 2e-3 for 7B. verl's function falls back to a coefficient "
             "of 1, its configuration says 0.1."

@@ -7,11 +7,11 @@ from grpo_variants.advantage.credit import Outcome, Process, RewardToGo
 from grpo_variants.advantage.scale import BatchStd, GroupStd, NoScale
 from grpo_variants.catalogue.bases import DAPO_RECIPE
 from grpo_variants.catalogue.references import AHMADIAN, HU, KOOL, LI, LIU, SHAO, WILLIAMS, YU, ZHENG
-from grpo_variants.filters import ZeroVariance
 from grpo_variants.objective.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
 from grpo_variants.objective.kl import K1, K2, K3
 from grpo_variants.objective.ratio import NoRatio, SequenceRatio, SequenceTokenRatio, TokenRatio
 from grpo_variants.objective.surrogate import Clip, Reinforce
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.rollout.overlong import Mask
 from grpo_variants.variant import Variant
 
@@ -26,10 +26,6 @@ FOUNDING: tuple[Variant, ...] = (
         formula=r"A_i = r_i,\quad L = -\frac{1}{N}\sum_i A_i \sum_t \log\pi(y_{it})",
         confirmed="The formula is the paper's.",
         references=(WILLIAMS,),
-        hosts=(
-            ("trl", "no counterpart: GRPOTrainer always subtracts the group mean"),
-            ("verl", "no counterpart: every estimator subtracts a baseline or whitens"),
-        ),
     ),
     Variant(
         name="rloo",
@@ -44,10 +40,6 @@ FOUNDING: tuple[Variant, ...] = (
         ),
         confirmed="The formula is the paper's (section 3); TRL, verl, OpenRLHF and NeMo-RL have the same baseline.",
         references=(AHMADIAN, KOOL),
-        hosts=(
-            ("trl", "advantages equal RLOOTrainer's with normalize_advantages=False and beta=0"),
-            ("verl", "advantages equal estimator rloo_vectorized; rloo differs on a group of one"),
-        ),
     ),
     Variant(
         name="grpo",
@@ -68,10 +60,6 @@ FOUNDING: tuple[Variant, ...] = (
             "PPO's (arXiv 1707.06347, section 6.1) and the default of TRL, verl and OpenRLHF."
         ),
         references=(SHAO,),
-        hosts=(
-            ("trl", "equals loss_type='grpo' with beta=0.04, under conventions=trl"),
-            ("verl", "equals estimator grpo and loss vanilla with seq-mean-token-mean, under conventions=verl"),
-        ),
     ),
     Variant(
         name="grpo_process",
@@ -93,13 +81,6 @@ FOUNDING: tuple[Variant, ...] = (
             "range: 0.2 is PPO's (arXiv 1707.06347, section 6.1)."
         ),
         references=(SHAO,),
-        hosts=(
-            (
-                "trl",
-                "no counterpart: rewards are one number per response; the adapter reads steps from reward functions",
-            ),
-            ("verl", "no counterpart: estimator grpo adds token rewards up before it normalises"),
-        ),
     ),
     Variant(
         name="dr_grpo",
@@ -118,14 +99,6 @@ FOUNDING: tuple[Variant, ...] = (
             "of the length, no deviation); TRL and verl follow it."
         ),
         references=(LIU,),
-        hosts=(
-            ("trl", "equals loss_type='dr_grpo' with scale_rewards='none'"),
-            (
-                "verl",
-                "equals estimator grpo with norm_adv_by_std_in_grpo=False and loss vanilla with "
-                "seq-mean-token-sum-norm and loss_scale_factor, under conventions=verl",
-            ),
-        ),
     ),
     Variant(
         name="dapo",
@@ -155,18 +128,6 @@ FOUNDING: tuple[Variant, ...] = (
             "0.2 and 0.28, token mean, group filter (dapo/dapo_ray_trainer.py 257 to 290)."
         ),
         references=(YU,),
-        hosts=(
-            (
-                "trl",
-                "equals loss_type='dapo' with epsilon_high=0.28, under conventions=trl, where a window's token "
-                "counts are equal; the host has no dynamic sampling",
-            ),
-            (
-                "verl",
-                "equals estimator grpo and loss vanilla with token-mean and clip_ratio_high=0.28, under "
-                "conventions=verl",
-            ),
-        ),
     ),
     Variant(
         name="gspo",
@@ -182,10 +143,6 @@ FOUNDING: tuple[Variant, ...] = (
         ),
         confirmed="The paper, equations 5 to 7 and section 5.1, where 3e-4 and 4e-4 stand.",
         references=(ZHENG,),
-        hosts=(
-            ("trl", "equals importance_sampling_level='sequence' with loss_type='grpo', under conventions=trl"),
-            ("verl", "no counterpart: loss gspo is the token form, see gspo_token"),
-        ),
     ),
     Variant(
         name="gspo_token",
@@ -205,14 +162,6 @@ FOUNDING: tuple[Variant, ...] = (
             "compute_policy_loss_gspo)."
         ),
         references=(ZHENG,),
-        hosts=(
-            ("trl", "no counterpart in 1.16; with one advantage per response its gradient is gspo's"),
-            (
-                "verl",
-                "equals loss gspo with seq-mean-token-mean, under conventions=verl; 0.9.0 has that mean whatever "
-                "loss_agg_mode says, 0.9.1 follows it, and its default is token-mean",
-            ),
-        ),
     ),
     Variant(
         name="reinforce_pp",
@@ -241,14 +190,6 @@ FOUNDING: tuple[Variant, ...] = (
             "openrlhf/cli/train_ppo_ray.py 419 (0.01)."
         ),
         references=(HU,),
-        hosts=(
-            ("trl", "no counterpart: no KL in the reward and no whitening over tokens"),
-            (
-                "verl",
-                "advantages equal estimator reinforce_plus_plus on rewards that already carry the KL penalty, and the "
-                "loss vanilla with token-mean, under conventions=verl",
-            ),
-        ),
     ),
     Variant(
         name="reinforce_pp_baseline",
@@ -280,14 +221,6 @@ FOUNDING: tuple[Variant, ...] = (
             "examples/scripts/train_prorlv2_math_hybrid_engine.sh 38 to 41)."
         ),
         references=(HU,),
-        hosts=(
-            ("trl", "no counterpart: no whitening over tokens"),
-            (
-                "verl",
-                "advantages equal estimator reinforce_plus_plus_baseline, and the loss vanilla with token-mean, under "
-                "conventions=verl",
-            ),
-        ),
     ),
     Variant(
         name="remax",
@@ -309,9 +242,5 @@ FOUNDING: tuple[Variant, ...] = (
             "verl has the paper's estimator."
         ),
         references=(LI,),
-        hosts=(
-            ("trl", "no counterpart: the host draws no greedy response"),
-            ("verl", "advantages equal estimator remax"),
-        ),
     ),
 )

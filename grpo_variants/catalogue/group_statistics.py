@@ -23,11 +23,11 @@ from grpo_variants.advantage.scale import (
 from grpo_variants.catalogue.bases import DAPO_RECIPE
 from grpo_variants.catalogue.formulas import CLIP, CLIPPED, SCORED
 from grpo_variants.catalogue.references import BAE, CHU, HAO, KIM, LIU_GDPO, LIU_TRICKS, TAJWAR, WANG_KRPO, WU, XIAO
-from grpo_variants.filters import ZeroVariance
 from grpo_variants.objective.aggregation import SequenceMean, SequenceSum, TokenMean
 from grpo_variants.objective.kl import K3
 from grpo_variants.objective.ratio import TokenRatio
 from grpo_variants.objective.surrogate import Clip
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.variant import Variant
 
 GROUP_STATISTICS: tuple[Variant, ...] = (
@@ -46,10 +46,6 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "(compute_opo_outcome_advantage)."
         ),
         references=(HAO,),
-        hosts=(
-            ("trl", "no counterpart: no baseline that weighs by length"),
-            ("verl", "advantages equal estimator opo, outside groups of one; the loss equals gpg with token-mean"),
-        ),
     ),
     Variant(
         name="lite_ppo",
@@ -72,10 +68,6 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "section 5. Raw rewards with 1e-6: alibaba/ROLL, roll/utils/functionals.py 564 to 600."
         ),
         references=(LIU_TRICKS,),
-        hosts=(
-            ("trl", "advantages equal scale_rewards='batch', under conventions=trl; the loss is loss_type='dapo'"),
-            ("verl", "no counterpart: no deviation of the batch but in the whitening over tokens"),
-        ),
     ),
     Variant(
         name="agapo",
@@ -101,10 +93,6 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "here. Code was not published."
         ),
         references=(BAE,),
-        hosts=(
-            ("trl", "no counterpart: RLOOTrainer's normalize_advantages subtracts and divides in another order"),
-            ("verl", "no counterpart: no deviation of the batch but in the whitening over tokens"),
-        ),
     ),
     Variant(
         name="maxrl",
@@ -127,10 +115,6 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "1e-6 to the mean, as SkyRL does."
         ),
         references=(TAJWAR,),
-        hosts=(
-            ("trl", "no counterpart: no scale but a standard deviation"),
-            ("verl", "no counterpart in 0.9.1: no scale but a standard deviation"),
-        ),
     ),
     Variant(
         name="gpg",
@@ -153,13 +137,6 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "F_norm = 1 (no deviation), and the mean over tokens of a loss without a ratio."
         ),
         references=(CHU,),
-        hosts=(
-            ("trl", "no counterpart: groups without signal are counted like any other"),
-            (
-                "verl",
-                "no counterpart of the advantage: estimator gpg has another alpha; the loss equals gpg's, token-mean",
-            ),
-        ),
     ),
     Variant(
         name="mc_grpo",
@@ -191,10 +168,6 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "(loss_type grpo)."
         ),
         references=(KIM,),
-        hosts=(
-            ("trl", "no counterpart: no median"),
-            ("verl", "no counterpart: no median"),
-        ),
     ),
     Variant(
         name="qae",
@@ -220,10 +193,6 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "verl/trainer/ppo/core_algos.py; the code itself was not read."
         ),
         references=(WU,),
-        hosts=(
-            ("trl", "no counterpart: no quantile"),
-            ("verl", "no counterpart in 0.9.1: no quantile"),
-        ),
     ),
     Variant(
         name="bnpo",
@@ -249,10 +218,6 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "range and aggregation in its recipe/bnpo/run.sh."
         ),
         references=(XIAO,),
-        hosts=(
-            ("trl", "no counterpart: loss_type='bnpo' has the name and is a token mean per micro-batch"),
-            ("verl", "no counterpart: no scale but a standard deviation"),
-        ),
     ),
     Variant(
         name="gdpo",
@@ -283,13 +248,6 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "trl/trainer/grpo_config.py of that folder, and verl-GDPO/train_gdpo.sh."
         ),
         references=(LIU_GDPO,),
-        hosts=(
-            ("trl", "advantages equal multi_objective_aggregation='normalize_then_sum', under conventions=trl"),
-            (
-                "verl",
-                "advantages equal estimator gdpo, under conventions=verl; a plugin is given the total reward only",
-            ),
-        ),
     ),
     Variant(
         name="krpo",
@@ -315,9 +273,5 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
             "(0.01 and 0.2)."
         ),
         references=(WANG_KRPO,),
-        hosts=(
-            ("trl", "no counterpart: no filter over rewards"),
-            ("verl", "no counterpart: no filter over rewards"),
-        ),
     ),
 )

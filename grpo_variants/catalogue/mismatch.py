@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from grpo_variants.advantage.scale import NoScale
 from grpo_variants.catalogue import references as papers
-from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO, TOKEN_COUNTS
+from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO
 from grpo_variants.objective.aggregation import Constant, TokenMean
 from grpo_variants.objective.correction import Kpop, OffPolicyMask, SequenceMask, TokenMask, TokenTruncate
 from grpo_variants.objective.kl import K3
@@ -31,18 +31,6 @@ MISMATCH: tuple[Variant, ...] = (
             "it over (SkyRL, TRL, ROLL)."
         ),
         references=(papers.YAO, papers.YU),
-        hosts=(
-            (
-                "trl",
-                "equals loss_type='dapo' with epsilon_high=0.28 and vllm_importance_sampling_mode='token_truncate', "
-                f"vllm_importance_sampling_clip_max=2, under conventions=trl, {TOKEN_COUNTS}",
-            ),
-            (
-                "verl",
-                "equals loss vanilla with token-mean, clip_ratio_high=0.28 and rollout_correction.rollout_is=token, "
-                "rollout_is_threshold=2, under conventions=verl",
-            ),
-        ),
     ),
     replace(
         GRPO,
@@ -69,18 +57,6 @@ MISMATCH: tuple[Variant, ...] = (
             "oat/scripts/sanity/bf16_grpo_seq_mis.sh; the loss: oat/main.py 665 to 687 of the same repository."
         ),
         references=(papers.LIU_COLLAPSE, papers.QI, papers.LIU),
-        hosts=(
-            (
-                "trl",
-                "equals loss_type='dr_grpo' with scale_rewards='none' and "
-                "vllm_importance_sampling_mode='sequence_mask', vllm_importance_sampling_clip_max=10",
-            ),
-            (
-                "verl",
-                "equals loss vanilla with seq-mean-token-sum-norm, loss_scale_factor and "
-                "rollout_correction.rollout_is=sequence with a threshold of two bounds, under conventions=verl",
-            ),
-        ),
     ),
     replace(
         GRPO,
@@ -102,18 +78,6 @@ MISMATCH: tuple[Variant, ...] = (
             "`icepop,correction.low=0.125,correction.high=8`."
         ),
         references=(papers.RING, papers.LING),
-        hosts=(
-            (
-                "trl",
-                "equals loss_type='grpo' with vllm_importance_sampling_mode='token_mask' from 0.5 to 5, under "
-                "conventions=trl",
-            ),
-            (
-                "verl",
-                "equals loss vanilla with seq-mean-token-mean and rollout_correction.rollout_is=token, "
-                "rollout_is_threshold='0.5_5.0', under conventions=verl",
-            ),
-        ),
     ),
     replace(
         GRPO,
@@ -135,18 +99,6 @@ MISMATCH: tuple[Variant, ...] = (
             "run is published."
         ),
         references=(papers.GLM5, papers.RING),
-        hosts=(
-            (
-                "trl",
-                "equals loss_type='grpo' with epsilon_high=0.28 and vllm_importance_sampling_mode='token_mask' from "
-                "0.5 to 2, under conventions=trl",
-            ),
-            (
-                "verl",
-                "equals loss vanilla with seq-mean-token-mean, clip_ratio_high=0.28 and "
-                "rollout_correction.rollout_is=token, rollout_is_threshold='0.5_2.0', under conventions=verl",
-            ),
-        ),
         note=(
             "The report divides by the group's deviation and gives neither its epsilon nor whether it is the sample's; "
             "both are GRPO's here. It is `icepop` with a narrower band and clip-higher."
@@ -178,10 +130,6 @@ MISMATCH: tuple[Variant, ...] = (
             "the mean is over; tokens are taken."
         ),
         references=(papers.GLM5,),
-        hosts=(
-            ("trl", "no counterpart: weights are not dropped outside a band of the policy's own ratio"),
-            ("verl", "no counterpart: its token mask compares the old policy with the engine, not the policy now"),
-        ),
         note=(
             "SkyRL's example of an asynchronous run has 0.5 and 4 (surrogate.low=0.5,surrogate.high=4). With "
             "`surrogate.penalty` it is the form of Kimi K2.5 (arXiv 2602.02276), whose coefficients are not published."
@@ -203,10 +151,6 @@ MISMATCH: tuple[Variant, ...] = (
             "whether the weight stays beside the mask is not written, it does in AReaL."
         ),
         references=(papers.GUO_KPOP, papers.LING),
-        hosts=(
-            ("trl", "no counterpart: weights are bounded by their ratio only"),
-            ("verl", "no counterpart: 0.9.1 has no rejection by a binary KL of both directions"),
-        ),
         note="The weight itself stays, as in IcePop and AReaL; a pull request for verl rejects without it.",
     ),
     replace(
@@ -233,13 +177,5 @@ MISMATCH: tuple[Variant, ...] = (
             "to 1114), which is correction.threshold=1e-4 and drops nearly every wrong response that has moved at all."
         ),
         references=(papers.DEEPSEEK_V32,),
-        hosts=(
-            (
-                "trl",
-                "equals loss_type='grpo' with scale_rewards='none', beta=0.001 and off_policy_mask_threshold=0.5, "
-                "under conventions=trl",
-            ),
-            ("verl", "no counterpart: neither a KL weighted by the ratio nor the mask of drifted responses"),
-        ),
     ),
 )

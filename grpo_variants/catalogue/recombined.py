@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grpo_variants.catalogue import references as papers
-from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO, TOKEN_COUNTS
-from grpo_variants.filters import TopEntropy
+from grpo_variants.catalogue.bases import DAPO, DAPO_RECIPE, GRPO
 from grpo_variants.objective.aggregation import LengthPower, SequenceSum, TokenMean
 from grpo_variants.objective.kl import K3
 from grpo_variants.objective.ratio import SequenceRatio
 from grpo_variants.objective.surrogate import Clip
+from grpo_variants.objective.token_filter import TopEntropy
 from grpo_variants.variant import Variant
 
 RECOMBINED: tuple[Variant, ...] = (
@@ -30,10 +30,6 @@ RECOMBINED: tuple[Variant, ...] = (
             "src/zeroband/training/loss.py, with config.py and train.py beside it."
         ),
         references=(papers.PRIME,),
-        hosts=(
-            ("trl", f"equals loss_type='dapo' with delta=4 and beta=0.001, under conventions=trl, {TOKEN_COUNTS}"),
-            ("verl", "equals loss vanilla with token-mean and clip_ratio_c=4, whose default is 3"),
-        ),
     ),
     replace(
         GRPO,
@@ -49,18 +45,6 @@ RECOMBINED: tuple[Variant, ...] = (
         ),
         confirmed="The formula in the paper, and 2e-3 and 2.5e-3 in its section 5.1.",
         references=(papers.LIU_LUSPO,),
-        hosts=(
-            (
-                "trl",
-                "equals loss_type='luspo' with importance_sampling_level='sequence', epsilon=2e-3 and "
-                "epsilon_high=2.5e-3, under conventions=trl",
-            ),
-            (
-                "verl",
-                "no counterpart: loss gspo is the token form; with seq-mean-token-sum, from 0.9.1 on, its gradient is "
-                "this one's",
-            ),
-        ),
     ),
     replace(
         GRPO,
@@ -79,10 +63,6 @@ RECOMBINED: tuple[Variant, ...] = (
             "to 66, without a KL."
         ),
         references=(papers.HE_DELTA_L,),
-        hosts=(
-            ("trl", "no counterpart: no weight by a power of the length"),
-            ("verl", "no counterpart: no weight by a power of the length"),
-        ),
         note=(
             "Of the paper the abstract was read, and the formula in its authors' readme; a later version calls it VL "
             "norm. The power is 1 in their countdown scripts (aggregation.alpha=1), which has the least variance; 0 is "
@@ -105,14 +85,5 @@ RECOMBINED: tuple[Variant, ...] = (
         note=DAPO_RECIPE,
         confirmed="The paper, section 5: a fifth of the tokens, on DAPO.",
         references=(papers.WANG_FORKING, papers.YU),
-        hosts=(
-            (
-                "trl",
-                "equals loss_type='dapo' with epsilon_high=0.28 and top_entropy_quantile=0.2, under conventions=trl, "
-                f"{TOKEN_COUNTS}; TRL takes the quantile of each micro-step over all processes, here it is the "
-                "step's, so with gradient_accumulation_steps=1",
-            ),
-            ("verl", "no counterpart: a policy loss is not handed the entropies"),
-        ),
     ),
 )

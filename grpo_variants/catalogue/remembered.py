@@ -40,10 +40,6 @@ REMEMBERED: tuple[Variant, ...] = (
             "dual clip at 10). The paper's text could not be read."
         ),
         references=(XU,),
-        hosts=(
-            ("trl", "no counterpart: nothing is remembered between steps"),
-            ("verl", "no counterpart: nothing is remembered, and uids are new in each step; verl-recipe has a trainer"),
-        ),
     ),
     Variant(
         name="dcpo",
@@ -74,9 +70,5 @@ REMEMBERED: tuple[Variant, ...] = (
             "recipe/dcpo/run_base.sh 86 to 95 and recipe/dcpo/run_dcpo.sh 82 to 87."
         ),
         references=(YANG,),
-        hosts=(
-            ("trl", "no counterpart: nothing is remembered between steps"),
-            ("verl", "no counterpart: nothing is remembered, and uids are new in each step"),
-        ),
     ),
 )

@@ -7,11 +7,11 @@ from dataclasses import replace
 from grpo_variants.advantage.baseline import NoBaseline
 from grpo_variants.advantage.scale import BatchStd, NoScale
 from grpo_variants.catalogue import references as papers
-from grpo_variants.catalogue.bases import GRPO, TOKEN_COUNTS
-from grpo_variants.filters import ZeroVariance
+from grpo_variants.catalogue.bases import GRPO
 from grpo_variants.objective.aggregation import Constant, PromptMean, SequenceSum, TokenMean
 from grpo_variants.objective.ratio import SequenceProduct, TokenRatio
 from grpo_variants.objective.surrogate import Cispo, DppoKl, DppoTv, PpoMask, Topr, Vespo
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.variant import Variant
 
 _DPPO_NOTE = (
@@ -36,15 +36,6 @@ SCORE: tuple[Variant, ...] = (
             "sampling. The cap: ScaleRL's appendix A.17, where 4, 5 and 8 work alike."
         ),
         references=(papers.MINIMAX, papers.KHATRI),
-        hosts=(
-            ("trl", f"equals loss_type='cispo' with epsilon_high=5, under conventions=trl, {TOKEN_COUNTS}"),
-            (
-                "verl",
-                "equals loss cispo with token-mean, clip_ratio_low=1 and clip_ratio_high=4, under conventions=verl; "
-                "its "
-                "defaults are weights from 0.8 to 1.2",
-            ),
-        ),
         note=(
             "The paper leaves the lower bound away and does not give the upper one; 5 is ScaleRL's, as a weight. "
             "Its length penalty is the reward's (overlong=penalty is DAPO's). TRL's epsilon_high is the weight "
@@ -71,10 +62,6 @@ SCORE: tuple[Variant, ...] = (
             "deviation of all advantages of a batch, prompts without signal left out."
         ),
         references=(papers.KHATRI, papers.MINIMAX),
-        hosts=(
-            ("trl", "no counterpart: no mean over prompts, and a ratio to the old policy only"),
-            ("verl", "no counterpart: no mean over prompts; translate scales the advantages instead"),
-        ),
         note=(
             "Its authors drop prompts without signal and do not draw others in their place; "
             "`filter=zero_variance` draws. They also drop a prompt for good once its pass rate is 0.9; that and "
@@ -101,10 +88,6 @@ SCORE: tuple[Variant, ...] = (
             "section 4.1: rewards of 1 and -1, no baseline."
         ),
         references=(papers.LEROUX,),
-        hosts=(
-            ("trl", "no counterpart: no weight that depends on the sign of the advantage"),
-            ("verl", "no counterpart: no weight that depends on the sign of the advantage"),
-        ),
         note=(
             "Rewards are taken as they are, +1 and -1 in the paper, which studies the baseline as a parameter of "
             "its own. The formula sums over a response's tokens, which is taken; the paper's runs divide by its "
@@ -129,10 +112,6 @@ SCORE: tuple[Variant, ...] = (
             "recipe/vespo/run/sync/vespo_N_8.sh 74 to 77 (its numbers)."
         ),
         references=(papers.SHEN_VESPO,),
-        hosts=(
-            ("trl", f"equals loss_type='vespo', under conventions=trl, {TOKEN_COUNTS}"),
-            ("verl", "no counterpart: no such weight"),
-        ),
         note=(
             "The authors' documentation says (2, 1.5) and (4, 2.5), their code and TRL (2, 3) and (3, 2), which "
             "are taken. TRL also clamps each token's log ratio to 20 before the sum, and multiplies rollout "
@@ -159,14 +138,6 @@ SCORE: tuple[Variant, ...] = (
             "examples/dppo_trainer/run_qwen30b_dppo.sh (sums over a constant, no deviation, no cap, bypass mode)."
         ),
         references=(papers.QI_DPPO,),
-        hosts=(
-            ("trl", "no counterpart: no trust region in probabilities"),
-            (
-                "verl",
-                "equals loss dppo_tv with seq-mean-token-sum-norm, loss_scale_factor and a clip_ratio_c that is never "
-                "reached, in bypass mode, under conventions=verl",
-            ),
-        ),
         note=_DPPO_NOTE,
     ),
     replace(
@@ -189,14 +160,6 @@ SCORE: tuple[Variant, ...] = (
             "examples/dppo_trainer/run_qwen30b_dppo.sh."
         ),
         references=(papers.QI_DPPO,),
-        hosts=(
-            ("trl", "no counterpart: no trust region in probabilities"),
-            (
-                "verl",
-                "equals loss dppo_kl with seq-mean-token-sum-norm, loss_scale_factor, clip_ratio_low=0.05, "
-                "clip_ratio_high=0.05 and a clip_ratio_c that is never reached, in bypass mode, under conventions=verl",
-            ),
-        ),
         note=_DPPO_NOTE,
     ),
     replace(
@@ -220,10 +183,6 @@ SCORE: tuple[Variant, ...] = (
             "src/prime_rl/orchestrator/algo/grpo.py."
         ),
         references=(papers.QI_DPPO, papers.KIMI_K25),
-        hosts=(
-            ("trl", "no counterpart: no trust region in probabilities"),
-            ("verl", "no counterpart: loss dppo_tv has no penalty on the log ratio to the engine"),
-        ),
         note=(
             "The authors' loss is the ratio times A, with the gradient of sg[ratio] A log pi, which is written here: "
             "the same gradient, another value. Their loss type ipo drops a token that has moved by more than 0.1 "
@@ -251,10 +210,6 @@ SCORE: tuple[Variant, ...] = (
             "held at 5, 0.2 and 0.27, centred rewards, the sum over tokens."
         ),
         references=(papers.ZHENG_MINIRL,),
-        hosts=(
-            ("trl", "no counterpart: no mask in place of the clip"),
-            ("verl", "no counterpart: a policy loss is handed one anchor"),
-        ),
         note=(
             "The authors publish no code. sail-sg/Stable-RL, verl/trainer/ppo/core_algos.py 1160 to 1235, a comparison "
             "in another paper, has the same mask and weight, and holds the weight at 10 or, by its configuration, at 3 "

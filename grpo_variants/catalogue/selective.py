@@ -8,11 +8,11 @@ from grpo_variants.advantage.scale import Bernoulli, GroupStd
 from grpo_variants.advantage.selection import LargestAdvantage, MaxVariance, Mixed, Shortest
 from grpo_variants.catalogue.formulas import CLIP, CLIPPED
 from grpo_variants.catalogue.references import CHEN, HE_UNLIKELINESS, LIN_CPPO, SHRIVASTAVA, TANG, XIONG, XU_PODS, ZHU
-from grpo_variants.filters import ZeroVariance
 from grpo_variants.objective.aggregation import SequenceMean, TokenMean
 from grpo_variants.objective.kl import K3
 from grpo_variants.objective.ratio import NoRatio, TokenRatio
 from grpo_variants.objective.surrogate import Clip, Reinforce
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.variant import Variant
 
 # The clip over the responses that a verdict leaves.
@@ -40,10 +40,6 @@ SELECTIVE: tuple[Variant, ...] = (
         ),
         confirmed="The formula is the paper's; verl's grpo_passk has it as well.",
         references=(TANG,),
-        hosts=(
-            ("trl", "no counterpart: every response of a group gets an advantage"),
-            ("verl", "advantages equal estimator grpo_passk with norm_adv_by_std_in_grpo=False"),
-        ),
     ),
     Variant(
         name="passk_analytic",
@@ -64,10 +60,6 @@ SELECTIVE: tuple[Variant, ...] = (
         ),
         confirmed="The closed form: the paper, and RUCAIBox/Passk_Training, code/passk_adv.py 10 to 19.",
         references=(CHEN,),
-        hosts=(
-            ("trl", "no counterpart: rewards are compared one by one"),
-            ("verl", "no counterpart: estimator grpo_passk is best of k, see passk"),
-        ),
     ),
     Variant(
         name="w_reinforce",
@@ -85,7 +77,6 @@ SELECTIVE: tuple[Variant, ...] = (
             "TianHongZXY/RLVR-Decomposed, verl/trainer/ppo/core_algos.py 111 to 154, with a weight of 0.1 (README.md)."
         ),
         references=(ZHU,),
-        hosts=_VERDICTS,
     ),
     Variant(
         name="psr",
@@ -106,7 +97,6 @@ SELECTIVE: tuple[Variant, ...] = (
             "mean), verl/trainer/ppo/ray_trainer.py 1192 to 1200 (the responses that are dropped)."
         ),
         references=(ZHU,),
-        hosts=_VERDICTS,
     ),
     Variant(
         name="nsr",
@@ -127,7 +117,6 @@ SELECTIVE: tuple[Variant, ...] = (
             "mean), verl/trainer/ppo/ray_trainer.py 1192 to 1200 (the responses that are dropped)."
         ),
         references=(ZHU,),
-        hosts=_VERDICTS,
     ),
     Variant(
         name="raft_pp",
@@ -148,7 +137,6 @@ SELECTIVE: tuple[Variant, ...] = (
             "(verl/trainer/config/ppo_trainer.yaml). Of the paper the abstract was read."
         ),
         references=(XIONG,),
-        hosts=_VERDICTS,
         note=(
             "The paper's equation 6, as two independent notes quote it, has no KL, averages over a response first, and "
             "counts the responses of the highest reward of their group: `raft_pp,kl=none,aggregation=sequence_mean` "
@@ -177,7 +165,6 @@ SELECTIVE: tuple[Variant, ...] = (
             "scripts/run_reinforce_rej.sh. Of the paper the abstract was read."
         ),
         references=(XIONG,),
-        hosts=_VERDICTS,
         note=(
             "Groups that are dropped stay in the token count of the authors' code; "
             "`selection=none,filter=zero_variance,filter.max_rounds=0` takes them out of the batch, as the paper says. "
@@ -209,10 +196,6 @@ SELECTIVE: tuple[Variant, ...] = (
             "per prompt is the readme's, README.md. Of the paper the abstract was read."
         ),
         references=(LIN_CPPO,),
-        hosts=(
-            ("trl", "no counterpart: every response stays in the loss"),
-            ("verl", "no counterpart: every response stays in the loss"),
-        ),
         note=(
             "The readme keeps so many responses of each prompt. The authors' trainer removes the smallest of a rank's "
             "batch, their recipe for verl of all ranks' batch: `selection.over=batch`. They make two updates from a "
@@ -241,10 +224,6 @@ SELECTIVE: tuple[Variant, ...] = (
             "runs. Of the paper the abstract was read."
         ),
         references=(XU_PODS,),
-        hosts=(
-            ("trl", "no counterpart: every response stays in the loss"),
-            ("verl", "no counterpart: every response stays in the loss"),
-        ),
         note=(
             "The authors make one update from a batch, where the clip has no part. They draw 64 responses and keep 16 "
             "on GSM8K, 32 and 8 on MATH: num_generations and selection.keep. Their KL is 0.04 by default and 0 in "
@@ -275,10 +254,6 @@ SELECTIVE: tuple[Variant, ...] = (
             "examples/lean/grpo.sh."
         ),
         references=(HE_UNLIKELINESS,),
-        hosts=(
-            ("trl", "no counterpart: rewards do not depend on how likely a response was"),
-            ("verl", "no counterpart: rewards do not depend on how likely a response was"),
-        ),
         note=(
             "The paper's formula, as third parties quote it, gives the least likely response place 1 and does not "
             "divide by the length: `transform.first=one,transform.of=sum`. Every response then loses 0.25/G more. "
@@ -315,9 +290,5 @@ SELECTIVE: tuple[Variant, ...] = (
             "1707.06347). Code was not published."
         ),
         references=(SHRIVASTAVA,),
-        hosts=(
-            ("trl", "no counterpart in 1.16: every response of a group is learnt from"),
-            ("verl", "no counterpart: every response of a group is learnt from"),
-        ),
     ),
 )

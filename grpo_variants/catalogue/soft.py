@@ -25,10 +25,6 @@ SOFT: tuple[Variant, ...] = (
         ),
         confirmed="The gate and the temperatures of 1 and 1.05 in the paper; TRL and verl have the same.",
         references=(papers.GAO_SAPO,),
-        hosts=(
-            ("trl", "equals loss_type='sapo', under conventions=trl"),
-            ("verl", "equals loss sapo, under conventions=verl"),
-        ),
     ),
     replace(
         GRPO,
@@ -44,14 +40,6 @@ SOFT: tuple[Variant, ...] = (
             "scripts/qwen2.5-math-7b-gmpo.sh (0.4)."
         ),
         references=(papers.ZHAO_GMPO,),
-        hosts=(
-            ("trl", "equals trl.experimental.gmpo with its defaults, under conventions=trl"),
-            (
-                "verl",
-                "equals loss geo_mean with clip ratios of 0.4 where the micro-batch is the step; it averages the "
-                "micro-batch's responses whatever the step's counts",
-            ),
-        ),
         note=(
             "The paper's text gives the bounds as ratios, e^-0.4 and e^0.4; authors, TRL and verl clip in log "
             "space, which is the same. A clip of the ratio to 1 -+ 0.4 is not."
@@ -72,10 +60,6 @@ SOFT: tuple[Variant, ...] = (
             "describes it."
         ),
         references=(papers.ZHAO_GMPO,),
-        hosts=(
-            ("trl", "no counterpart: the geometric mean only"),
-            ("verl", "no counterpart: loss geo_mean is the geometric mean"),
-        ),
         note=(
             "Another repository has a harmonic mean policy optimization of its own, with power means. The authors' "
             "loss ignores the mask of unfinished responses; here overlong=keep is the same."
@@ -99,10 +83,6 @@ SOFT: tuple[Variant, ...] = (
             "its mean over responses are put in their place."
         ),
         references=(papers.XIE_SPO,),
-        hosts=(
-            ("trl", "no counterpart: no quadratic penalty on the ratio"),
-            ("verl", "no counterpart: no quadratic penalty on the ratio"),
-        ),
         note=(
             "The paper's own experiments estimate advantages with a critic; GRPO's take their place. "
             "Single-stream policy optimisation (arXiv 2509.13232), also called SPO, is another algorithm."
@@ -123,10 +103,6 @@ SOFT: tuple[Variant, ...] = (
         confirmed="The loss and the centred rewards: the report, section 2.3.2.",
         unconfirmed="The report does not give tau; 0.1 is ROLL's.",
         references=(papers.KIMI,),
-        hosts=(
-            ("trl", "no counterpart: no penalty on the log ratio to the old policy"),
-            ("verl", "no counterpart: loss dro penalises each token's log ratio; `ratio=token` equals it"),
-        ),
         note=(
             "The paper penalises the log ratio of the whole response and does not publish tau; 0.1 is ROLL's. "
             "verl's and Tinker's dro and ROLL's kimi15 penalise each token's: `kimi_k15,ratio=token`."
@@ -152,14 +128,6 @@ SOFT: tuple[Variant, ...] = (
             "lines 23 to 28 and 50 to 90. Of the paper the abstract was read."
         ),
         references=(papers.XU_PMD, papers.KIMI),
-        hosts=(
-            ("trl", "no counterpart: no penalty on the log ratio to the old policy"),
-            (
-                "verl",
-                "advantages equal estimator rloo, under conventions=verl; of verl's losses dro penalises each token's "
-                "log ratio, not the response's",
-            ),
-        ),
         note=(
             "The authors write the loss as a square, tau/2 (A/tau - D)^2 / l with D the response's log ratio: the same "
             "gradient, and another value. Their seq-mean-token-sum-norm divides by the padded length in place of the "
@@ -186,10 +154,6 @@ SOFT: tuple[Variant, ...] = (
             "both in examples/math/run_pmd_dapo17k_qwen25-7b.sh. Of the paper the abstract was read."
         ),
         references=(papers.XU_PMD, papers.KIMI),
-        hosts=(
-            ("trl", "no counterpart: no log-partition function"),
-            ("verl", "no counterpart: no log-partition function"),
-        ),
         note=(
             "The formula has no bound (baseline.floor=none). In the authors' code the mean of the others' "
             "exponentials, relative to the best of the group, is at least 1e-8: the only right response of a group has "

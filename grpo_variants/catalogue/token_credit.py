@@ -40,10 +40,6 @@ TOKEN_CREDIT: tuple[Variant, ...] = (
             "entropies to 0.2 and 0.28, the other takes these numbers for the clip range; here they are neither."
         ),
         references=(TAN,),
-        hosts=(
-            ("trl", "no counterpart: one advantage per response"),
-            ("verl", "no counterpart: entropies do not reach an estimator"),
-        ),
     ),
     Variant(
         name="grpo_s",
@@ -78,10 +74,6 @@ TOKEN_CREDIT: tuple[Variant, ...] = (
             "implementation holds entropies between 0.2 and 0.28, which is not done here."
         ),
         references=(TAN,),
-        hosts=(
-            ("trl", "no counterpart: no credit by entropy"),
-            ("verl", "no counterpart: entropies do not reach an estimator"),
-        ),
     ),
     Variant(
         name="otb",
@@ -105,9 +97,5 @@ TOKEN_CREDIT: tuple[Variant, ...] = (
             "(compute_optimal_token_baseline_advantage)."
         ),
         references=(LI_OTB,),
-        hosts=(
-            ("trl", "no counterpart: sums of squared probabilities are not computed"),
-            ("verl", "advantages equal estimator optimal_token_baseline, outside groups of one"),
-        ),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import traceback
 from typing import Annotated
@@ -11,10 +12,11 @@ import typer
 from grpo_variants.cli.doctor import doctor
 from grpo_variants.cli.show import list_variants, show
 from grpo_variants.cli.translate import translate
+from grpo_variants.trainers import TRAINERS
 
 app = typer.Typer(
     name="grpo-variants",
-    help="Every member of the GRPO family, exactly as its paper defines it, in TRL and verl.",
+    help="Every member of the GRPO family, exactly as its paper defines it, in the trainer that you use.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -28,17 +30,21 @@ app.command("translate")(translate)
 app.command("doctor")(doctor)
 
 
-@app.command("trl", context_settings=_PASS_ON)
-def trl(context: typer.Context) -> None:
-    """Run TRL's GRPO script with a variant: TRL's usual flags and YAML, and --loss_type gv_<spec>."""
-    from grpo_variants_trl.launcher import main as launch
-
+def _launch(context: typer.Context) -> None:
+    """Hand the arguments to the trainer's launcher."""
+    adapter = TRAINERS[context.info_name or ""].adapter
+    launcher = importlib.import_module(adapter.launcher)  # type: ignore[union-attr,arg-type]
     try:
-        launch(context.args)
+        launcher.main(context.args)
     except (ValueError, ImportError) as error:
         # A run that fails is somebody's bug, and needs its traceback.
         traceback.print_exception(error)
         raise typer.Exit(1) from error
+
+
+for _trainer in TRAINERS.values():
+    if _trainer.adapter is not None and _trainer.adapter.launcher is not None:
+        app.command(_trainer.name, context_settings=_PASS_ON, help=_trainer.adapter.launches)(_launch)
 
 
 @app.callback(invoke_without_command=True)

@@ -12,11 +12,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from grpo_variants.axes import AXES
 from grpo_variants.card import FILE_NAME, changed_since, former_spec, read_card, value_origins
-from grpo_variants.catalogue import names, registered
-from grpo_variants.spec import full_keys, get, read_options, resolved_values
+from grpo_variants.options import read_options
+from grpo_variants.registry import names, registered
+from grpo_variants.spec import get
+from grpo_variants.spelling import full_keys, resolved_values
 from grpo_variants.tensors.checks import check_choice, unknown
-from grpo_variants.variant import AXES, UNCONFIRMED, Variant
+from grpo_variants.trainers import verdicts_of
+from grpo_variants.variant import UNCONFIRMED, Variant
 
 COMPARED_WITH = ("grpo", "dapo")
 
@@ -68,7 +72,7 @@ def show(
         typer.Argument(help="A variant, a spec string such as 'dapo,kl=k3,kl.beta=0.01', or a run's folder."),
     ],
 ) -> None:
-    """Show a variant: formula, values and where they come from, what differs from grpo and dapo, references, hosts.
+    """Show a variant: formula, values and where they come from, what differs from grpo and dapo, references, trainers.
 
     Of a folder in which a run has left its card, show the card.
     """
@@ -130,5 +134,5 @@ def _about(variant: Variant) -> Iterator[str]:
         yield f"where the sources differ: {variant.note}"
     for reference in variant.references:
         yield f"source: {reference}"
-    for host, verdict in variant.hosts:
-        yield f"{host}: {verdict}"
+    for trainer, verdict in verdicts_of(variant).items():
+        yield f"{trainer}: {verdict}"

@@ -39,7 +39,7 @@ class TokenGradient(Protocol):
 
 
 @dataclass
-class Foresight:
+class PrecomputedGradient:
     """What the gradient of the log-probabilities will be, and whether that turned out wrong.
 
     gradient: exact up to one positive or negative factor for the whole batch. missed: set when a backward pass got
@@ -101,7 +101,7 @@ class LMHead:
         targets: Tensor,
         *,
         mask: Tensor | None = None,
-        foresight: Foresight | None = None,
+        foresight: PrecomputedGradient | None = None,
     ) -> Scores:
         """Scores of `targets` [...] under `hidden` [..., H]; positions outside `mask` [...] are not computed.
 
@@ -129,7 +129,9 @@ def dtype_of_products(hidden: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
 
-def _apply(head: LMHead, hidden: Tensor, targets: Tensor, foresight: Foresight | None) -> tuple[Tensor, Tensor]:
+def _apply(
+    head: LMHead, hidden: Tensor, targets: Tensor, foresight: PrecomputedGradient | None
+) -> tuple[Tensor, Tensor]:
     foresight = foresight if torch.is_grad_enabled() else None
     return _Score.apply(hidden, head.weight, head.bias, targets, head, foresight)  # type: ignore
 
@@ -145,7 +147,7 @@ class _Score(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         head: LMHead,
-        foresight: Foresight | None,
+        foresight: PrecomputedGradient | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, targets)
@@ -307,7 +309,7 @@ def _scores(work: _Work, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
 
 
 def _scores_and_sums(
-    work: _Work, sums: _Sums, hidden: Tensor, targets: Tensor, foresight: Foresight
+    work: _Work, sums: _Sums, hidden: Tensor, targets: Tensor, foresight: PrecomputedGradient
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scores [N], and with the logits still at hand the products of the foreseen dloss/dlogp [N]."""
     logp, entropy, slope = (work.logits.new_empty(len(targets)) for _ in range(3))

@@ -1,4 +1,4 @@
-"""dloss/dlogp of a few tokens before the rest of the batch is scored: what `Foresight` of the LM head asks for."""
+"""dloss/dlogp of a few tokens before the rest of the batch is scored, for the LM head."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.inputs import Counts, Tokens
-from grpo_variants.lm_head.head import Foresight
+from grpo_variants.lm_head.head import PrecomputedGradient
 from grpo_variants.objective.compute import loss_of
-from grpo_variants.variant import Variant
+from grpo_variants.objective.inputs import Counts, Tokens
+from grpo_variants.objective.rule import Objective
 
 
-def foresee(variant: Variant, x: Tokens, counts: Counts, scored: Tensor) -> Foresight | None:
-    """The gradient of a variant's loss for the LM head, or None where it is not known token by token.
+def precompute(objective: Objective, x: Tokens, counts: Counts, scored: Tensor) -> PrecomputedGradient | None:
+    """The gradient of a objective's loss for the LM head, or None where it is not known token by token.
 
     x: the batch's tokens; `logp` and `entropy` are not known yet, and their values are not read.
     counts: of the whole optimizer step. scored: [B, T] bool, the positions that the head scores. Differentiates
-    `policy_loss` itself, over the responses that a chunk touches, so that a variant needs nothing extra.
+    `policy_loss` itself, over the responses that a chunk touches, so that a objective needs nothing extra.
     """
-    if x.extras is not None or not per_token(variant, on_policy=x.old_logp is None):
+    if x.extras is not None or not per_token(objective, on_policy=x.old_logp is None):
         return None
     positions = scored.flatten().nonzero().squeeze(1)
-    return Foresight(_Slices(variant, replace(x, groups=None), counts, positions))
+    return PrecomputedGradient(_Slices(objective, replace(x, groups=None), counts, positions))
 
 
 @dataclass(frozen=True, eq=False)
 class _Slices:
     """Gradients of a loss at some of its tokens, from the responses that hold them."""
 
-    variant: Variant
+    objective: Objective
     x: Tokens
     counts: Counts
     positions: Tensor
@@ -50,7 +50,7 @@ class _Slices:
         inside = positions - first * width
         with torch.enable_grad():
             placed = around.flatten().scatter(0, inside, logp.detach()).view(around.shape).requires_grad_()
-            loss = loss_of(self.variant, replace(rows, logp=placed), self.counts).loss
+            loss = loss_of(self.objective, replace(rows, logp=placed), self.counts).loss
             return torch.autograd.grad(loss, placed)[0].flatten()[inside]
 
 
@@ -62,17 +62,17 @@ def _rows(x: Tokens, at: slice) -> Tokens:
 
 
 @functools.lru_cache(maxsize=256)
-def per_token(variant: Variant, on_policy: bool) -> bool:
+def per_token(objective: Objective, on_policy: bool) -> bool:
     """Whether a token's dloss/dlogp depends on no entropy and no other log-probability: tried out on a small batch.
 
     on_policy: the old policy is the policy itself, so that log ratios are 0. False for what spans the batch or draws.
     """
-    surrogate = variant.surrogate
-    if surrogate.whole_batch or surrogate.draws or variant.tokens.whole_batch:
+    surrogate = objective.surrogate
+    if surrogate.whole_batch or surrogate.draws or objective.tokens.whole_batch:
         return False
     generator = torch.Generator().manual_seed(0)
     cases = (_case(generator, spread, on_policy) for spread in (0.02, 0.5))
-    return all(_is_local(variant, x, counts) for x, counts in cases)
+    return all(_is_local(objective, x, counts) for x, counts in cases)
 
 
 def _case(generator: torch.Generator, spread: float, on_policy: bool) -> tuple[Tokens, Counts]:
@@ -94,21 +94,21 @@ def _case(generator: torch.Generator, spread: float, on_policy: bool) -> tuple[T
     return x, Counts(tokens=12, sequences=4, prompts=1, nonempty=4, length=3)
 
 
-def _is_local(variant: Variant, x: Tokens, counts: Counts) -> bool:
+def _is_local(objective: Objective, x: Tokens, counts: Counts) -> bool:
     """Whether moving one token of each response, or the entropies, leaves the other gradients as they were."""
-    before = _gradient(variant, x, counts)
-    if not torch.equal(before, _gradient(variant, replace(x, entropy=x.logp.abs()), counts)):
+    before = _gradient(objective, x, counts)
+    if not torch.equal(before, _gradient(objective, replace(x, entropy=x.logp.abs()), counts)):
         return False
     for column in range(x.mask.shape[1]):
         moved = torch.arange(x.mask.shape[1]) == column
         for step in (-2.0, -0.05, 0.05, 2.0):  # far enough for a response to change sides of a clip
-            after = _gradient(variant, replace(x, logp=x.logp + step * moved), counts)
+            after = _gradient(objective, replace(x, logp=x.logp + step * moved), counts)
             if not torch.equal(before[:, ~moved], after[:, ~moved]):
                 return False
     return True
 
 
-def _gradient(variant: Variant, x: Tokens, counts: Counts) -> Tensor:
+def _gradient(objective: Objective, x: Tokens, counts: Counts) -> Tensor:
     logp = x.logp.detach().requires_grad_()
     with torch.enable_grad():
-        return torch.autograd.grad(loss_of(variant, replace(x, logp=logp), counts).loss, logp)[0]
+        return torch.autograd.grad(loss_of(objective, replace(x, logp=logp), counts).loss, logp)[0]

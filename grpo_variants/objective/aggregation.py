@@ -8,42 +8,51 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from grpo_variants.added import added
-from grpo_variants.inputs import Counts, Number, Tokens, at_least_one
+from grpo_variants.objective.inputs import Counts, Tokens
+from grpo_variants.part import Part, added
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.groups import Groups
+from grpo_variants.tensors.precision import Number, at_least_one
 
 
-class Aggregation(Protocol):
-    """The contract of an aggregation."""
+class Aggregation(Part):
+    """One weight per response.
+
+    of_group: it needs the tokens of each response's group. of_length: it reads the lengths, and not only how many they
+    are. of_step: it reads the length of every response of the step, `Counts.lengths`.
+    """
+
+    of_group: ClassVar[bool] = False
+    of_length: ClassVar[bool] = True
+    of_step: ClassVar[bool] = False
 
     @property
-    def of_group(self) -> bool:
-        """Whether it needs the tokens of each response's group."""
-        ...
+    def drops_rows(self) -> bool:
+        """Whether responses without an advantage leave the loss and its counts."""
+        return False
 
     @property
-    def of_length(self) -> bool:
-        """Whether it reads the lengths, and not only how many they are."""
-        ...
+    def counts_read(self) -> tuple[str, ...]:
+        """The optional fields of `Counts` that it cannot do without."""
+        return ()
 
     @property
-    def of_step(self) -> bool:
-        """Whether it reads the length of every response of the step, `Counts.lengths`."""
-        ...
+    def lacks_length(self) -> bool:
+        """Whether it divides by a constant length that the trainer has to give, the largest completion length."""
+        return "length" in self.counts_read
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weight of each response."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenMean:
+class TokenMean(Aggregation):
     r"""\(w_i = 1/\sum_j l_j\) over the whole step (DAPO as its authors ran it, arXiv 2503.14476).
 
     rows: `all` responses, or those with a `signal`: a response whose advantage is 0 at every token then leaves the loss
@@ -51,13 +60,16 @@ class TokenMean:
     """
 
     rows: Literal["all", "signal"] = added("all")
-    of_group: ClassVar[bool] = False
     of_length: ClassVar[bool] = False
-    of_step: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
         check_choice("aggregation.rows", self.rows, ("all", "signal"))
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether responses without an advantage leave the loss and its counts."""
+        return self.rows == "signal"
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
@@ -65,12 +77,12 @@ class TokenMean:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptMean:
+class PromptMean(Aggregation):
     r"""\(w_i = 1/(P \sum_{j \in g} l_j)\): token mean in each group, mean over P prompts (DAPO as printed)."""
 
     of_group: ClassVar[bool] = True
-    of_length: ClassVar[bool] = True
-    of_step: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ("groups",)
+    counts_read: ClassVar[tuple[str, ...]] = ("prompts",)
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
@@ -80,17 +92,20 @@ class PromptMean:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PerSequence:
+class _PerSequence(Aggregation):
     """Rules that divide by the number of responses; `empty_rows` says whether those without a token count."""
 
     empty_rows: Literal["count", "exclude"] = "count"
-    of_group: ClassVar[bool] = False
     of_length: ClassVar[bool] = False
-    of_step: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
         check_choice("aggregation.empty_rows", self.empty_rows, ("count", "exclude"))
+
+    @property
+    def counts_read(self) -> tuple[str, ...]:
+        """The number of responses with a token, where it divides by that."""
+        return ("nonempty",) if self.empty_rows == "exclude" else ()
 
     def sequences(self, counts: Counts) -> Number:
         """Number of responses that the loss is divided by."""
@@ -135,13 +150,18 @@ class Constant(_PerSequence):
         super().__post_init__()
         check_number("aggregation.length", self.length, above=0, optional=True)
 
+    @property
+    def counts_read(self) -> tuple[str, ...]:
+        """The constant as well, where it has none of its own."""
+        return (*super().counts_read, *(("length",) if self.length is None else ()))
+
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
         return _ones(lengths) / _constant("constant", self.length, counts) / self.sequences(counts)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthPower:
+class LengthPower(Aggregation):
     r"""\(w_i = l_i^{-\alpha} / (L \sum_j l_j^{-\alpha})\) over the whole step (Delta L, arXiv 2509.07558).
 
     The weights of the lengths add up to 1/L, so that the gradient is Dr. GRPO's in expectation, with less variance.
@@ -151,14 +171,17 @@ class LengthPower:
 
     alpha: float = 0.75
     length: float | None = None
-    of_group: ClassVar[bool] = False
-    of_length: ClassVar[bool] = True
     of_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the fields."""
         check_number("aggregation.alpha", self.alpha, at_least=0)
         check_number("aggregation.length", self.length, above=0, optional=True)
+
+    @property
+    def counts_read(self) -> tuple[str, ...]:
+        """The step's lengths, and the constant where it has none of its own."""
+        return ("lengths", *(("length",) if self.length is None else ()))
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
@@ -176,11 +199,6 @@ class LengthPower:
         return torch.where(lengths > 0, (_ones(lengths) * lengths.clamp(min=1)) ** -self.alpha, 0.0)
 
 
-def lacks_length(rule: Aggregation) -> bool:
-    """Whether a rule divides by a constant length that the host has to give."""
-    return isinstance(rule, (Constant, LengthPower)) and rule.length is None
-
-
 def _constant(choice: str, length: Number | None, counts: Counts) -> Number:
     """The length that token sums are divided by: a rule's own, or the host's."""
     length = counts.length if length is None else length
@@ -192,11 +210,6 @@ def _constant(choice: str, length: Number | None, counts: Counts) -> Number:
     return length
 
 
-def drops_rows(rule: Aggregation) -> bool:
-    """Whether responses without an advantage leave the loss."""
-    return getattr(rule, "rows", "all") == "signal"
-
-
 def with_signal(advantages: Tensor, mask: Tensor) -> Tensor:
     """Which responses have an advantage other than 0, [B] or [B, T], at some token of the mask [B, T]: [B] bool."""
     wide = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
@@ -205,7 +218,7 @@ def with_signal(advantages: Tensor, mask: Tensor) -> Tensor:
 
 def trained(rule: Aggregation, x: Tokens) -> Tokens:
     """The batch with the responses that a rule leaves out taken from its mask."""
-    if not drops_rows(rule):
+    if not rule.drops_rows:
         return x
     return replace(x, mask=x.mask.bool() & with_signal(x.advantages, x.mask).unsqueeze(1))
 

@@ -10,42 +10,44 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from grpo_variants.inputs import Counts, Tokens, read_tokens
 from grpo_variants.objective.aggregation import weights_of_rows
 from grpo_variants.objective.correction import combined, truncated
-from grpo_variants.objective.metrics import Loss, Parts, extrema, metrics, per_response
+from grpo_variants.objective.inputs import Counts, Tokens, read_tokens
+from grpo_variants.objective.metrics import Loss, LossTerms, extrema, metrics, per_response
+from grpo_variants.objective.rule import Objective
 from grpo_variants.tensors.masked import select
-from grpo_variants.variant import Variant
 
 
-def plain_loss(variant: Variant, x: Tokens, counts: Counts | None, generator: torch.Generator | None = None) -> Loss:
-    """`policy_loss` of a variant, part by part."""
-    x, step = read_tokens(x), step_of(counts, x, variant)
-    if variant.surrogate.draws and x.draws is None:
+def plain_loss(
+    objective: Objective, x: Tokens, counts: Counts | None, generator: torch.Generator | None = None
+) -> Loss:
+    """`policy_loss` of a objective, part by part."""
+    x, step = read_tokens(x), step_of(counts, x, objective)
+    if objective.surrogate.draws and x.draws is None:
         x = replace(x, draws=torch.rand(x.logp.shape, generator=generator, device=x.logp.device))
-    log_ratio = variant.ratio(x)
-    term = variant.surrogate(log_ratio, x, step)
-    keep = x.keep if x.keep is not None else variant.tokens(x, step)
-    weight = combined(variant.correction, x)
+    log_ratio = objective.ratio(x)
+    term = objective.surrogate(log_ratio, x, step)
+    keep = x.keep if x.keep is not None else objective.tokens(x, step)
+    weight = combined(objective.correction, x)
     policy = weighted(term.loss, keep, weight)
-    kl = _kl(variant, x, log_ratio)
-    per_token = policy if kl is None or variant.kl is None else policy + variant.kl.beta * kl
-    rows = row_weights_of(variant, x, counts, keep)
+    kl = _kl(objective, x, log_ratio)
+    per_token = policy if kl is None or objective.kl is None else policy + objective.kl.beta * kl
+    rows = row_weights_of(objective, x, counts, keep)
     loss = _reduce(rows, x.mask, per_token) * step.grad_average
     with torch.no_grad():
-        parts = Parts(term, log_ratio.exp(), keep, weight, truncated(variant.correction, x), kl)
+        parts = LossTerms(term, log_ratio.exp(), keep, weight, truncated(objective.correction, x), kl)
         named = {"policy_loss": _reduce(rows, x.mask, policy), **metrics(x, step, parts)}
         return Loss(loss, named, extrema(x.mask, parts), per_response(x, parts))
 
 
-def step_of(counts: Counts | None, x: Tokens, variant: Variant) -> Counts:
+def step_of(counts: Counts | None, x: Tokens, objective: Objective) -> Counts:
     """The step's counts; where none are given the batch is the step."""
     if counts is None:
         return Counts.of(x.mask, x.groups)
-    if variant.aggregation.of_group and x.row_weights is None:
+    if objective.aggregation.of_group and x.row_weights is None:
         raise ValueError(
             "aggregation=prompt_mean weighs a response by its whole group's tokens, which a micro-batch does not show: "
-            "pass row_weights=gv.row_weights(variant, lengths, counts, groups) of the whole step in gv.Tokens."
+            "pass row_weights=gv.row_weights(objective, lengths, counts, groups) of the whole step in gv.Tokens."
         )
     return counts
 
@@ -57,32 +59,32 @@ def weighted(loss: Tensor, keep: Tensor | None, weight: Tensor | None) -> Tensor
     return loss if keep is None else select(keep, loss)
 
 
-def _kl(variant: Variant, x: Tokens, log_ratio: Tensor) -> Tensor | None:
+def _kl(objective: Objective, x: Tokens, log_ratio: Tensor) -> Tensor | None:
     """KL estimate a token [B, T], without its coefficient; None where the loss has no KL term."""
-    if variant.kl is None or not variant.kl_in_loss:
+    if objective.kl is None or not objective.kl_in_loss:
         return None
-    estimate = variant.kl.per_token(x.logp, x.need("ref_logp", f"{variant.name}'s kl={variant.kl.estimator}"))
-    if variant.kl.weighted == "ratio":
+    estimate = objective.kl.per_token(x.logp, x.need("ref_logp", f"{objective.name}'s kl={objective.kl.estimator}"))
+    if objective.kl.weighted == "ratio":
         estimate = estimate * log_ratio.exp()
-    if variant.kl.exempt is None:
+    if objective.kl.exempt is None:
         return estimate
-    weight = variant.kl.weights(x.need("entropy", "kl.exempt"), x.mask)
+    weight = objective.kl.weights(x.need("entropy", "kl.exempt"), x.mask)
     return select(weight != 0, estimate) * weight
 
 
-def row_weights_of(variant: Variant, x: Tokens, counts: Counts | None, keep: Tensor | None) -> Tensor:
+def row_weights_of(objective: Objective, x: Tokens, counts: Counts | None, keep: Tensor | None) -> Tensor:
     """Weight of each response [B, 1]; without counts the batch is the step and is counted here."""
     if x.row_weights is not None:
         return x.row_weights.unsqueeze(1)
-    if counts is not None and not getattr(variant.aggregation, "of_length", True):
-        return weights_of_rows(variant.aggregation, _no_lengths(x), counts).unsqueeze(1)
+    if counts is not None and not getattr(objective.aggregation, "of_length", True):
+        return weights_of_rows(objective.aggregation, _no_lengths(x), counts).unsqueeze(1)
     counted = x.mask.bool()
-    if keep is not None and variant.tokens.denominator == "kept":
+    if keep is not None and objective.tokens.denominator == "kept":
         counted = counted & keep
     counts = Counts.of(counted, x.groups) if counts is None else counts
     lengths = counted.sum(1)
     lengths = lengths.double() if x.logp.dtype == torch.float64 else lengths
-    return weights_of_rows(variant.aggregation, lengths, counts, x.groups).unsqueeze(1)
+    return weights_of_rows(objective.aggregation, lengths, counts, x.groups).unsqueeze(1)
 
 
 def _no_lengths(x: Tokens) -> Tensor:

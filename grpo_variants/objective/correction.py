@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from grpo_variants.inputs import Tokens
+from grpo_variants.objective.inputs import Tokens
+from grpo_variants.part import Part
 from grpo_variants.tensors.checks import check_number
 from grpo_variants.tensors.masked import masked_mean, masked_sum
 
@@ -23,12 +24,12 @@ from grpo_variants.tensors.masked import masked_mean, masked_sum
 _LOG_BOUND = 20.0
 
 
-class Correction(Protocol):
-    """The contract of a correction."""
+class Correction(Part):
+    """A detached weight on the policy term."""
 
     def __call__(self, x: Tokens) -> Tensor:
         """Detached weights [B, T] or [B, 1]."""
-        ...
+        raise NotImplementedError
 
 
 def _token(value: Tensor, mask: Tensor) -> Tensor:
@@ -36,8 +37,10 @@ def _token(value: Tensor, mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Mismatch:
+class _Mismatch(Correction):
     """A weight exp(old - mu), per token or pooled over the response by `pool`."""
+
+    reads: ClassVar[tuple[str, ...]] = ("old_logp", "rollout_logp")
 
     @staticmethod
     def pool(value: Tensor, mask: Tensor) -> Tensor:
@@ -147,7 +150,7 @@ class GeometricMask(_Band):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyMask:
+class OffPolicyMask(Correction):
     r"""Drop a response with \(A < 0\) and \(\frac{1}{l_i}\sum_t (\mu_{it} - \mathrm{logp}_{it}) > \mathrm{threshold}\).
 
     Reference: "DeepSeek-V3.2", arXiv 2512.02556. mu is what the rollout engine reported, or the old policy without it.

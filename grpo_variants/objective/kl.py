@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grpo_variants.added import added
+from grpo_variants.part import Part, added
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.masked import highest
 from grpo_variants.tensors.values import check_tensor
@@ -74,7 +74,7 @@ def kl(
 
 
 @dataclass(frozen=True, kw_only=True)
-class KL:
+class KL(Part):
     """A KL term: coefficient, place, gradient, clamps. Subclasses name the estimator.
 
     beta: coefficient; has no default. placement: `loss` adds beta * kl to each token's loss, `reward` subtracts
@@ -94,6 +94,10 @@ class KL:
     bound: float | None = 20.0
     value_bound: float | None = None
     exempt: float | None = added(None)
+    # A penalty in the reward has no gradient for the ratio to weigh.
+    resets: ClassVar[Mapping[tuple[str, object], Mapping[str, object]]] = {
+        ("placement", "reward"): {"weighted": "none"}
+    }
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -114,6 +118,11 @@ class KL:
                 f"kl.placement='reward' has no gradient through the penalty, so kl.gradient={self.gradient!r} and "
                 f"kl.weighted={self.weighted!r} have no effect; use gradient=own and weighted=none."
             )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Entropies, where tokens are exempt by them; the reference's log-probabilities go without saying."""
+        return () if self.exempt is None else ("entropy",)
 
     def per_token(self, logp: Tensor, ref_logp: Tensor) -> Tensor:
         """The estimate [B, T], without the coefficient."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from grpo_variants.inputs import Counts, Number, Tokens, at_least_one
-from grpo_variants.objective.surrogate import Term
+from grpo_variants.objective.inputs import Counts, Tokens
+from grpo_variants.objective.surrogate import SurrogateOutput
 from grpo_variants.tensors.masked import low_and_high, select
+from grpo_variants.tensors.precision import Number, at_least_one
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Parts:
+class LossTerms:
     """Unreduced terms of a loss, for its metrics."""
 
-    term: Term
+    term: SurrogateOutput
     ratio: Tensor
     keep: Tensor | None
     correction: Tensor | None
@@ -59,19 +60,19 @@ class Parts:
 RANGES: Mapping[str, str] = {"ratio/mean": "ratio", "correction/mean": "correction", "kl": "kl"}
 
 
-def metrics(x: Tokens, counts: Counts, parts: Parts) -> dict[str, Tensor]:
+def metrics(x: Tokens, counts: Counts, parts: LossTerms) -> dict[str, Tensor]:
     """Each share of the step: 0-d."""
     return {
         name: _share(value.to(parts.ratio.dtype), x.mask, counts) for name, value in _shares(parts, x.entropy).items()
     }
 
 
-def per_response(x: Tokens, parts: Parts) -> frozenset[str]:
+def per_response(x: Tokens, parts: LossTerms) -> frozenset[str]:
     """Names of the metrics that are shares of the responses."""
     return frozenset(name for name, value in _shares(parts, x.entropy).items() if _of_rows(value, x.mask))
 
 
-def _shares(parts: Parts, entropy: Tensor | None) -> dict[str, Tensor]:
+def _shares(parts: LossTerms, entropy: Tensor | None) -> dict[str, Tensor]:
     shares, term = parts.shares(entropy), parts.term
     if term.clip_low is not None and term.clip_high is not None:
         shares["clip/region"] = term.clip_low | term.clip_high
@@ -94,7 +95,7 @@ def _of_rows(value: Tensor, mask: Tensor) -> bool:
     return value.shape[1] == 1 != mask.shape[1]
 
 
-def extrema(mask: Tensor, parts: Parts) -> dict[str, Tensor]:
+def extrema(mask: Tensor, parts: LossTerms) -> dict[str, Tensor]:
     """Smallest and largest value of each range: 0-d."""
     found: dict[str, Tensor] = {}
     shares = parts.shares(None)

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from grpo_variants.inputs import Tokens
+from grpo_variants.objective.inputs import Tokens
+from grpo_variants.part import Part
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.masked import masked_mean, masked_sum, select
 
 
-class Ratio(Protocol):
-    """The contract of a ratio."""
+class Ratio(Part):
+    """An importance ratio. per_sequence: it has one value per response."""
 
-    @property
-    def per_sequence(self) -> bool:
-        """Whether it has one value per response."""
-        ...
+    per_sequence: ClassVar[bool] = False
 
     @property
     def anchor(self) -> str | None:
         """Which log-probabilities it compares with: `old`, `rollout`, or None."""
-        ...
+        return None
 
     def __call__(self, x: Tokens) -> Tensor:
         """Log ratio of the policy now to its anchor."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoRatio:
+class NoRatio(Ratio):
     r"""No importance ratio: log ratio 0 in value with the gradient of \(\mathrm{logp}\), as strictly on policy."""
-
-    per_sequence: ClassVar[bool] = False
-    anchor: ClassVar[str | None] = None
 
     def __call__(self, x: Tokens) -> Tensor:
         """Zeros [B, T] that carry the gradient of logp."""
@@ -44,7 +39,7 @@ class NoRatio:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Bounded:
+class _Bounded(Ratio):
     """A ratio to an anchor, clamped in log space so that its exponential stays finite.
 
     bound_low, bound_high: the log ratio is clamped to [-bound_low, bound_high]; none switches a side off. A clamped
@@ -54,13 +49,17 @@ class _Bounded:
     bound_low: float | None = 20.0
     bound_high: float | None = 20.0
     anchor: Literal["old", "rollout"] = "old"
-    per_sequence: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
         check_number("ratio.bound_low", self.bound_low, above=0, optional=True)
         check_number("ratio.bound_high", self.bound_high, above=0, optional=True)
         check_choice("ratio.anchor", self.anchor, ("old", "rollout"))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The engine's log-probabilities, where they are the anchor; the old ones are those of now by default."""
+        return ("rollout_logp",) if self.anchor == "rollout" else ()
 
     def difference(self, x: Tokens) -> Tensor:
         """Token log ratio, before any clamp: [B, T]."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from grpo_variants.axes import choice_name
 from grpo_variants.objective.correction import TokenMask, TokenTruncate
-from grpo_variants.spec import choice_name
 from grpo_variants.tensors.masked import low_and_high, masked_sum, select
 from grpo_variants.variant import Variant
 

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grpo_variants.inputs import read_lengths
 from grpo_variants.tensors.checks import check_choice, check_number
+from grpo_variants.tensors.reading import read_lengths
 
 
 def soft_overlong_penalty(

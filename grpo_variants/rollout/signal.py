@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants.filters import keep_groups
-from grpo_variants.inputs import groups_of, read_table, read_valid
+from grpo_variants.rollout.dynamic_sampling import keep_groups
+from grpo_variants.tensors.reading import groups_of, read_table, read_valid
 
 
 @dataclass(frozen=True, eq=False)

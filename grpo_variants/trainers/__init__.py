@@ -1,1 +1,22 @@
-"""What is known about trainers without importing them: their words, their limits, and how they write a variant."""
+"""What is known about trainers without importing them: a folder for each, and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from grpo_variants.trainers.base import Trainer, teach
+from grpo_variants.trainers.trl.trainer import TRL
+from grpo_variants.trainers.verl.trainer import VERL
+from grpo_variants.variant import Variant
+
+TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRL, VERL)}
+
+for _trainer in TRAINERS.values():
+    teach(_trainer)
+
+
+def verdicts_of(variant: Variant) -> dict[str, str]:
+    """What of each trainer equals a member, or why it has no counterpart there; by the trainer's name."""
+    return {
+        name: trainer.verdicts[variant.name] for name, trainer in TRAINERS.items() if variant.name in trainer.verdicts
+    }

@@ -9,10 +9,10 @@ import pytest
 from support.cases.variants import keys_of, text, values_of
 
 import grpo_variants as gv
-from grpo_variants.cli.translate import run_settings
-from grpo_variants.spec import read_options
-from grpo_variants.trainers import foreign_words
-from grpo_variants.variant import AXES
+from grpo_variants import foreign_words
+from grpo_variants.axes import AXES
+from grpo_variants.options import read_options
+from grpo_variants.trainers.verl.translate import run_settings
 
 PROPOSAL = re.compile(r"Choose (.+)\.$")
 CHOICES = [(axis, choice) for axis, table in AXES.items() for choice in table.choices]

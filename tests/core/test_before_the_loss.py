@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import grpo_variants as gv
-from grpo_variants.cli.translate import verl_lines
+from grpo_variants.trainers.verl.translate import verl_lines
 
 TEXT = (Path(__file__).parents[2] / "docs" / "before-the-loss.md").read_text("utf-8")
 BLOCKS = [code for code in re.findall(r"^```python\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE) if "print(" in code]

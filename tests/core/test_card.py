@@ -12,7 +12,7 @@ import grpo_variants as gv
 from grpo_variants.card import FILE_NAME, Card, differences, former_spec, read_card, value_origins
 from grpo_variants.catalogue.former import FORMER
 from grpo_variants.files import FileError
-from grpo_variants.spec import resolved_values, without_added
+from grpo_variants.spelling import resolved_values, without_added
 
 
 def card(spec="dapo", **more):
@@ -269,7 +269,9 @@ def test_a_users_own_variant_is_its_own_paper():
 def test_a_card_says_what_of_a_variant_was_not_confirmed():
     doubt = gv.get("deepseek_v32").unconfirmed
     assert card("deepseek_v32").as_dict()["unconfirmed"] == doubt
-    sentence = "`deepseek_v32` is in contrib: a value of it was found in neither the paper nor its authors' code."
+    sentence = (
+        "`deepseek_v32` is in contrib: uses at least one value we could not find in the paper or its authors' code."
+    )
     assert f"{sentence} {doubt}" in card("deepseek_v32").paragraph()
     assert f"  contrib: {doubt}" in card("deepseek_v32").text().splitlines()
     assert card("dapo").as_dict()["unconfirmed"] == ""

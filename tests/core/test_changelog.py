@@ -8,7 +8,7 @@ from support.hashes import HASHES_OF_0_1
 
 import grpo_variants as gv
 from grpo_variants.catalogue.former import FORMER
-from grpo_variants.spec import resolved_values
+from grpo_variants.spelling import resolved_values
 
 TEXT = (Path(__file__).parents[2] / "CHANGELOG.md").read_text("utf-8")
 ROWS = [

@@ -8,7 +8,8 @@ import pytest
 
 import grpo_variants as gv
 from grpo_variants.cli import app
-from grpo_variants.spec import resolved_values
+from grpo_variants.spelling import resolved_values
+from grpo_variants.trainers import TRAINERS
 
 
 @pytest.fixture
@@ -41,13 +42,13 @@ def test_list_names_every_variant_with_what_it_is(run):
     )
     wanted = {name: "contrib  " * gv.get(name).contrib + gv.get(name).summary for name in gv.names()}
     assert {name: text.strip() for name, text in rows.items()} == wanted
-    assert "\ncontrib: a value of it was found in neither the paper nor its authors' code.\n" in out
+    assert "\ncontrib: uses at least one value we could not find in the paper or its authors' code.\n" in out
 
 
 def test_show_says_what_was_confirmed_and_what_was_not(run):
     _, out, _ = run("show", "kimi_k15", columns=200)
     assert "confirmed: The loss and the centred rewards: the report, section 2.3.2.\n" in out
-    reason = "contrib: a value of it was found in neither the paper nor its authors' code. The report does not give tau"
+    reason = "contrib: uses at least one value we could not find in the paper or its authors' code. The report does not give tau"
     assert reason in out
     assert "\ncontrib:" not in run("show", "grpo", columns=200)[1]
 
@@ -127,8 +128,8 @@ def test_show_gives_formula_values_origins_references_and_host_verdicts(run):
     assert rows["kl.bound"] == ("20.0", "default of kl=k3")
     assert rows["surrogate.dual"] == ("none", "paper")
     assert "source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale (2025), arXiv:2503.14476" in out
-    assert f"trl: {dict(variant.hosts)['trl']}" in out
-    assert f"verl: {dict(variant.hosts)['verl']}" in out
+    assert f"trl: {TRAINERS['trl'].verdicts[variant.name]}" in out
+    assert f"verl: {TRAINERS['verl'].verdicts[variant.name]}" in out
 
 
 def test_show_takes_the_name_that_the_trainers_use(run):

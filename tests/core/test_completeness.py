@@ -8,10 +8,13 @@ import torch
 from support.handworked import variants as handworked
 
 import grpo_variants as gv
+from grpo_variants.axes import AXES
 from grpo_variants.catalogue import CATALOGUE
-from grpo_variants.cli.translate import trl_lines, verl_lines
-from grpo_variants.spec import resolved_values
-from grpo_variants.variant import AXES, UNCONFIRMED
+from grpo_variants.spelling import resolved_values
+from grpo_variants.trainers import TRAINERS, verdicts_of
+from grpo_variants.trainers.trl.translate import trl_lines
+from grpo_variants.trainers.verl.translate import verl_lines
+from grpo_variants.variant import UNCONFIRMED
 from tools.docs import pages as docs_pages
 
 ROOT = Path(__file__).parents[2]
@@ -98,8 +101,9 @@ def test_it_says_what_it_is_and_where_it_comes_from(variant):
 
 @every_variant
 def test_it_has_a_verdict_for_each_host(variant):
-    assert [host for host, _ in variant.hosts] == ["trl", "verl"]
-    for _, verdict in variant.hosts:
+    verdicts = verdicts_of(variant)
+    assert [*verdicts] == [trainer.name for trainer in TRAINERS.values() if trainer.adapter is not None]
+    for verdict in verdicts.values():
         assert re.match(r"equals \S|advantages equal \S|no counterpart\b.*[:;] \S", verdict), verdict
 
 
@@ -173,7 +177,7 @@ def test_its_page_is_up_to_date(variant):
 @every_variant
 def test_its_page_says_what_matters(variant):
     page = docs_pages.page(variant)
-    facts = [variant.formula, variant.summary, f'gv.get("{variant.name}")', *(verdict for _, verdict in variant.hosts)]
+    facts = [variant.formula, variant.summary, f'gv.get("{variant.name}")', *verdicts_of(variant).values()]
     facts += [reference.title for reference in variant.references]
     facts += [variant.confirmed, variant.unconfirmed]
     assert ("**In `contrib`**" in page) == variant.contrib

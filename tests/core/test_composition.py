@@ -9,7 +9,7 @@ from support.against_oracle import check_advantages, check_loss
 from support.cases.variants import REFUSALS, keys_of, loss_and_gradient, random_case, text, values_of, with_advantages
 
 import grpo_variants as gv
-from grpo_variants.variant import AXES
+from grpo_variants.axes import AXES
 
 # Combinations that no paper has, or that one published under a name of its own.
 JOINED = (

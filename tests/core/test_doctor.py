@@ -6,6 +6,9 @@ from typer.testing import CliRunner
 
 import grpo_variants as gv
 from grpo_variants.cli import doctor as module
+from grpo_variants.trainers import TRAINERS
+from grpo_variants.trainers.verl import doctor as in_verl
+from grpo_variants.trainers.verl.doctor import POLICY
 
 ALL = [f"gv_{name}" for name in gv.names()]
 HEALTHY = {
@@ -26,7 +29,7 @@ def examine(monkeypatch):
 
     def run(versions, facts):
         monkeypatch.setattr(module, "installed", versions.get)
-        monkeypatch.setattr(module, "probe", facts.get)
+        monkeypatch.setattr(module, "probe", lambda adapter: facts.get(adapter.package))
         app = typer.Typer()
         app.command()(module.doctor)
         result = CliRunner().invoke(app)
@@ -91,8 +94,8 @@ def test_whatever_breaks_beside_the_other_trainer_the_advice_is_an_environment_e
             {},
             "verl does not know the variants: ImportError: no module mine",
         ),
-        ({}, {module.POLICY: "none"}, "VERL_USE_EXTERNAL_PLUGINS=none switches plugins off; unset it"),
-        ({}, {module.POLICY: "other"}, "VERL_USE_EXTERNAL_PLUGINS=other leaves out grpo_variants; add it"),
+        ({}, {POLICY: "none"}, "VERL_USE_EXTERNAL_PLUGINS=none switches plugins off; unset it"),
+        ({}, {POLICY: "other"}, "VERL_USE_EXTERNAL_PLUGINS=other leaves out grpo_variants; add it"),
         ({}, {}, "registered nothing"),
     ],
 )
@@ -105,7 +108,7 @@ def test_why_verl_does_not_know_the_variants(examine, monkeypatch, change, envir
 
 
 def test_no_entry_point(examine, monkeypatch):
-    monkeypatch.setattr(module, "entry_points", lambda group: [])
+    monkeypatch.setattr(in_verl, "entry_points", lambda group: [])
     status, text = examine(VERL, {"verl": {**HEALTHY, "losses": []}})
     assert status == 1
     assert (
@@ -152,13 +155,14 @@ def test_an_untested_version_is_noted(examine):
 @pytest.mark.slow
 def test_this_environment():
     """A real child interpreter imports what is installed here."""
-    host = next((host for host in module.TESTED if module.installed(host)), None)
-    if host is None:
+    adapters = (trainer.adapter for trainer in TRAINERS.values() if trainer.adapter is not None)
+    here = next((adapter for adapter in adapters if module.installed(adapter.package)), None)
+    if here is None:
         pytest.skip("neither TRL nor verl is installed")
-    facts = module.probe(host)
+    facts = module.probe(here)
     assert (facts["error"], facts["adapter"]) == (None, None)
 
 
 def test_a_child_that_dies_is_reported(monkeypatch):
     monkeypatch.setattr(module, "_PROBE", "import sys; sys.exit('no such library')")
-    assert module.probe("verl") == {"error": "no such library"}
+    assert module.probe(TRAINERS["verl"].adapter) == {"error": "no such library"}

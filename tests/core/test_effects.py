@@ -12,7 +12,7 @@ from support.cases import objectives as cases_objectives
 from support.cases.variants import LENGTH, keys_of, random_case, text
 
 import grpo_variants as gv
-from grpo_variants.variant import AXES
+from grpo_variants.axes import AXES
 
 # What an axis is tried on: a variant in which it has something to act on.
 BASE = {
@@ -120,7 +120,7 @@ PAIRS = {
 # Settings without which two values of a field would be the same: eps is seen where it is not small.
 WITH = {"credit.eps_in": {"credit.eps": 0.3}, "scale.eps_in": {"scale.eps": 0.3}, **cases_objectives.WITH}
 # An axis that only the host reads, which samples: its adapters' tests show what their fields do.
-SAMPLING = {axis for axis, table in AXES.items() if table.ends == ("rollout",)}
+SAMPLING = {axis for axis, table in AXES.items() if table.stages == ("rollout",)}
 
 
 def fields_that_compute():
@@ -172,7 +172,7 @@ def test_a_field_has_an_effect(axis, choice, key):
     others = WITH.get(key, {}) | WITH.get(f"{choice} {key}", {})
     first, second = ({key: value} | others for value in PAIRS_OF_CHOICE.get(f"{choice} {key}", PAIRS[key]))
     changed = differences(spec_of(axis, choice, **first), spec_of(axis, choice, **second))
-    acts_on_advantages = "advantage" in AXES[axis].ends and axis != "kl"
+    acts_on_advantages = "advantage" in AXES[axis].stages and axis != "kl"
     assert ("advantages" in changed) == (acts_on_advantages or key == "kl.placement")
     assert "gradient" in changed
 
@@ -206,7 +206,7 @@ def test_an_axis_acts_at_the_ends_that_the_table_says():
     for axis in [a for a in AXES if a not in (*SAMPLING, "conventions", "kl", "ratio")]:
         first, second = list(AXES[axis].choices)[:2]
         changed = differences(spec_of(axis, first), spec_of(axis, second))
-        assert ("advantages" in changed) == (AXES[axis].ends == ("advantage",)), axis
+        assert ("advantages" in changed) == (AXES[axis].stages == ("advantage",)), axis
 
 
 def test_joined_corrections_take_a_field_each():

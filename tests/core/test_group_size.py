@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import grpo_variants as gv
-from grpo_variants.advantage.group_size import doubts
 
 LENGTHS = torch.tensor([3, 1, 2] * 4)
 
@@ -35,8 +34,8 @@ def test_it_is_silent_where_a_group_is_larger_or_nothing_selects(spec, ids):
 
 
 def test_what_is_said_is_the_parts_own():
-    assert doubts(gv.get("gfpo,selection.keep=3"), 4) == []
-    (doubt,) = doubts(gv.get("grpo,selection=efficient,selection.keep=4"), 4)
+    assert gv.get("gfpo,selection.keep=3").doubts(4) == []
+    (doubt,) = gv.get("grpo,selection=efficient,selection.keep=4").doubts(4)
     assert doubt.text == "selection.keep=4 keeps every response of a group of 4, so that nothing is selected."
     assert doubt.draw == 8
 
@@ -50,7 +49,7 @@ def test_a_transform_that_draws_everything_says_so(size):
         "Draw 8 responses per prompt."
     ]
     assert found.eq(0).all()
-    assert doubts(gv.get("passk_analytic"), 5) == doubts(gv.get("passk_analytic,transform.k=1"), 1) == []
+    assert gv.get("passk_analytic").doubts(5) == gv.get("passk_analytic,transform.k=1").doubts(1) == []
 
 
 @pytest.mark.parametrize(
@@ -67,4 +66,4 @@ def test_an_even_group_has_no_median_response(spec, taken):
     assert [str(w.message) for w in caught] == [
         f"{name}: a group of 8 has no response in the middle, and its median is {taken}. Draw 9 responses per prompt."
     ]
-    assert doubts(gv.get(spec), 9) == []
+    assert gv.get(spec).doubts(9) == []

@@ -11,7 +11,7 @@ from support.cases.variants import compute_advantages, random_case, with_advanta
 from torch.testing import assert_close
 
 import grpo_variants as gv
-from grpo_variants.inputs import infinite_entries, without_infinities
+from grpo_variants.tensors.reading import infinite_entries, without_infinities
 
 NAN = float("nan")
 TWO = {"rewards": [1.0, 0.0], "groups": [0, 0]}

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import grpo_variants as gv
 from grpo_variants.lm_head import head as lm_head
-from grpo_variants.lm_head.head import Foresight, LMHead
-from grpo_variants.lm_head.token_gradient import foresee, per_token
+from grpo_variants.lm_head.head import LMHead, PrecomputedGradient
+from grpo_variants.lm_head.token_gradient import per_token, precompute
 
 ROOT = Path(__file__).parents[2]
 N, H, V = 7, 5, 11
@@ -134,7 +134,7 @@ def test_autocast_is_followed_by_the_products_and_by_nothing_else():
     upstream = (torch.randn(N), None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = scores(*inputs)
-        foreseen = scores(*inputs, foresight=Foresight(lambda logp, at: upstream[0][at]))
+        foreseen = scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: upstream[0][at]))
     assert_close(found, scores(*low), rtol=0, atol=3e-2)  # the bias is not rounded here
     assert (found[0] - scores(*inputs)[0]).abs().max() > 1e-3
     assert_close(foreseen, found, rtol=0, atol=0)
@@ -179,7 +179,7 @@ def test_only_what_is_trained_gets_a_gradient(trained, known):
     for x, wanted in zip(inputs, trained, strict=False):
         x.requires_grad_(wanted)
     slope = torch.randn(N, dtype=torch.float64)
-    found = scores(*inputs, foresight=Foresight(lambda logp, at: slope[at]) if known else None)
+    found = scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: slope[at]) if known else None)
     upstream = (slope, None)
     ours, theirs = (gradients(v, inputs[:3], upstream) for v in (found, written_out(*inputs)))
     assert [g is not None for g in ours] == list(trained)
@@ -214,7 +214,7 @@ def test_memory_does_not_grow_with_the_number_of_tokens(known):
     count = 300
     hidden, weight, bias, targets = operands(count=count)
     slope = torch.ones(count, dtype=torch.float64)
-    foresight = Foresight(lambda logp, at: slope[at]) if known else None
+    foresight = PrecomputedGradient(lambda logp, at: slope[at]) if known else None
     with Sizes() as seen:
         scores(hidden, weight, bias, targets, chunk=4, foresight=foresight)[0].sum().backward()
     assert max(shape[0] for shape in seen.shapes if V in shape and shape not in ((V, H), (H, V), (V,))) <= V
@@ -276,13 +276,13 @@ def test_an_entropy_gradient_alone_is_enough_to_be_projected(projected):
     assert_close(found, gradients(written_out(*inputs), inputs[:3], upstream))
 
 
-# Foresight
+# PrecomputedGradient
 
 
 @pytest.mark.parametrize("factor", [1.0, -0.25, 3e4])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_foreseen_gradient_is_used_up_to_a_factor(options, factor, projected):
-    inputs, foresight = operands(), Foresight(lambda logp, at: logp.exp() * (2.0 + torch.arange(N)[at]))
+    inputs, foresight = operands(), PrecomputedGradient(lambda logp, at: logp.exp() * (2.0 + torch.arange(N)[at]))
     found = scores(*inputs, foresight=foresight, chunk=3, **options)
     upstream = (factor * found[0].detach().exp() * (2.0 + torch.arange(N)), None)
     ours = gradients(found, inputs[:3], upstream)
@@ -292,7 +292,7 @@ def test_a_foreseen_gradient_is_used_up_to_a_factor(options, factor, projected):
 
 def test_a_foreseen_zero_makes_no_product(differentiated):
     inputs, slope = operands(), torch.tensor([0.0, 0.0, 0.0, 0.0, 3.0, 1.0, 1.0], dtype=torch.float64)
-    found = scores(*inputs, foresight=Foresight(lambda logp, at: slope[at]), chunk=2)
+    found = scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: slope[at]), chunk=2)
     assert differentiated == [2, 1]
     assert_close(
         gradients(found, inputs[:3], (slope, None)), gradients(written_out(*inputs), inputs[:3], (slope, None))
@@ -302,7 +302,7 @@ def test_a_foreseen_zero_makes_no_product(differentiated):
 def test_rows_with_a_gradient_close_up_over_those_without():
     # A chunk of 100 rows is worked on in blocks of four.
     inputs, slope = operands(count=230), torch.randn(230, dtype=torch.float64) * (torch.arange(230) % 7 < 4)
-    found = scores(*inputs, foresight=Foresight(lambda logp, at: slope[at]), chunk=100)
+    found = scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: slope[at]), chunk=100)
     assert_close(
         gradients(found, inputs[:3], (slope, None)), gradients(written_out(*inputs), inputs[:3], (slope, None))
     )
@@ -311,7 +311,7 @@ def test_rows_with_a_gradient_close_up_over_those_without():
 @pytest.mark.parametrize("wrong", ["one token", "entropy", "nothing", "nan"])
 def test_a_wrong_foresight_is_found_out_and_the_gradient_is_right(wrong):
     inputs, slope = operands(), torch.linspace(-1, 1, N, dtype=torch.float64)
-    foresight = Foresight(lambda logp, at: slope[at])
+    foresight = PrecomputedGradient(lambda logp, at: slope[at])
     found = scores(*inputs, foresight=foresight)
     changed = slope.clone()
     changed[2] += {"one token": 1e-8, "nan": float("nan")}.get(wrong, 0.0)
@@ -323,7 +323,7 @@ def test_a_wrong_foresight_is_found_out_and_the_gradient_is_right(wrong):
 
 def test_a_second_backward_pass_computes_again():
     inputs, slope = operands(), torch.linspace(-1, 1, N, dtype=torch.float64)
-    found, wanted = scores(*inputs, foresight=Foresight(lambda logp, at: slope[at])), written_out(*inputs)
+    found, wanted = scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: slope[at])), written_out(*inputs)
     for factor in (3.0, 1.0):
         ours, theirs = (gradients(values, inputs[:3], (factor * slope, None)) for values in (found, wanted))
         assert_close(ours, theirs)
@@ -332,8 +332,8 @@ def test_a_second_backward_pass_computes_again():
 def test_foresight_without_gradient_or_tokens_is_harmless(projected):
     hidden, weight, bias, targets = operands()
     with torch.no_grad():
-        scores(hidden, weight, bias, targets, foresight=Foresight(lambda logp, at: 1 / 0))
-    out = scores(hidden[:0], weight, bias, targets[:0], foresight=Foresight(lambda logp, at: 1 / 0))
+        scores(hidden, weight, bias, targets, foresight=PrecomputedGradient(lambda logp, at: 1 / 0))
+    out = scores(hidden[:0], weight, bias, targets[:0], foresight=PrecomputedGradient(lambda logp, at: 1 / 0))
     out[0].sum().backward()
     assert weight.grad.abs().sum() == 0
 
@@ -341,10 +341,10 @@ def test_foresight_without_gradient_or_tokens_is_harmless(projected):
 def test_float16_is_refused_with_foresight():
     inputs = [x.half() if x.is_floating_point() else x for x in operands()]
     with pytest.raises(ValueError, match="foresight is not for float16"):
-        scores(*inputs, foresight=Foresight(lambda logp, at: logp))
+        scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: logp))
 
 
-# Foresight from a variant
+# PrecomputedGradient from a variant
 
 SPECS = [
     *gv.names(),
@@ -368,7 +368,7 @@ def test_what_a_variant_foresees_is_its_gradient(spec, on_policy):
     hidden = torch.randn(*x.mask.shape, H, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(V, H, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(V, x.mask.shape)
-    foresight = foresee(variant, x, counts, x.mask)
+    foresight = precompute(variant, x, counts, x.mask)
     assert (foresight is not None) == per_token(variant, on_policy=on_policy)
     out = LMHead(weight=weight, chunk=5)(hidden, targets, mask=x.mask, foresight=foresight)
     found = torch.autograd.grad(gv.policy_loss(variant, with_logp(x, out.logp), counts).loss, (hidden, weight))

@@ -4,8 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 import grpo_variants as gv
-from grpo_variants import catalogue
+from grpo_variants import registry as registry_module
 from grpo_variants.advantage.baseline import LeaveOneOut
+from grpo_variants.catalogue import CATALOGUE
 from grpo_variants.cli.app import app
 from grpo_variants.names import is_prefixed, key_of
 
@@ -33,7 +34,7 @@ SPELLINGS = {
 @pytest.fixture
 def registry(monkeypatch):
     """A registry that forgets what a test adds."""
-    monkeypatch.setattr(catalogue, "_REGISTRY", dict(catalogue._REGISTRY))
+    monkeypatch.setattr(registry_module, "_REGISTRY", dict(registry_module._REGISTRY))
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -54,9 +55,9 @@ def test_functions_and_commands_take_every_spelling():
 
 
 def test_no_two_variants_share_a_spelling():
-    keys = [key_of(variant.name) for variant in catalogue.CATALOGUE]
+    keys = [key_of(variant.name) for variant in CATALOGUE]
     assert sorted(keys) == sorted(set(keys))
-    assert len(gv.names()) >= len(catalogue.CATALOGUE) == len(keys)
+    assert len(gv.names()) >= len(CATALOGUE) == len(keys)
     assert [gv.get(name).name for name in gv.names()] == list(gv.names())
     assert not any(is_prefixed(name) for name in gv.names())
 

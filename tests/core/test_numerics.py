@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 import grpo_variants as gv
 from grpo_variants import fast_paths
-from grpo_variants.spec import resolved_values
+from grpo_variants.spelling import resolved_values
 from grpo_variants.tensors.groups import Groups
 
 # Their values do not move as their gradients say: a weight or a ratio is detached.

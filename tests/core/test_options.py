@@ -21,13 +21,15 @@ import grpo_variants as gv
 from grpo_variants.advantage.baseline import LeaveOneOut
 from grpo_variants.advantage.credit import RewardToGo
 from grpo_variants.advantage.scale import BatchStd, GroupStd
+from grpo_variants.axes import AXES
 from grpo_variants.fences import FENCES
 from grpo_variants.objective.aggregation import Constant
 from grpo_variants.objective.correction import TokenMask, TokenTruncate
 from grpo_variants.objective.kl import K3
 from grpo_variants.objective.surrogate import Clip, Reinforce
-from grpo_variants.spec import configure, read_options, resolved_values
-from grpo_variants.variant import AXES
+from grpo_variants.options import read_options
+from grpo_variants.spec import configure
+from grpo_variants.spelling import resolved_values
 
 # Fields that have no default, so that a choice alone is a variant.
 NEEDED = {"beta": "0.1", "low": "0.5", "high": "2.0", "threshold": "0.1", "buffer": "16"}
@@ -497,9 +499,9 @@ def test_parts_take_keywords_only():
 
 
 def test_a_users_own_variant_takes_options_once_registered(monkeypatch):
-    from grpo_variants import catalogue
+    from grpo_variants import registry
 
-    monkeypatch.setattr(catalogue, "_REGISTRY", dict(catalogue._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     mine = gv.register(gv.Variant(name="mine", baseline=LeaveOneOut(), conventions="trl"))
     assert str(mine) == "mine"
     assert gv.get("mine,baseline=none").baseline == gv.get("reinforce").baseline

@@ -16,8 +16,8 @@ from support.oracle import step as oracle
 
 import grpo_variants as gv
 from grpo_variants.advantage.credit import Process
-from grpo_variants.spec import resolved_values
-from grpo_variants.variant import AXES
+from grpo_variants.axes import AXES
+from grpo_variants.spelling import resolved_values
 
 
 @pytest.mark.parametrize("spec", [*gv.names(), *SPECS])
@@ -105,7 +105,7 @@ def test_the_specs_cover_every_choice_and_every_field_of_the_two_ends_that_compu
             axis, last = key.split(".")[0], key.split(".")[-1]
             seen.setdefault(axis if axis == key else f"{axis}.{last}", set()).add(value)
     for axis, table in AXES.items():
-        if table.ends == ("rollout",):
+        if table.stages == ("rollout",):
             continue
         words = {word for value in seen[axis] for word in value.split("+")}
         assert words == set(table.choices)
@@ -130,5 +130,5 @@ def test_the_oracle_knows_every_choice():
         "tokens": oracle.TOKENS,
     }
     assert {axis: set(table) for axis, table in tables.items()} == {axis: set(AXES[axis].choices) for axis in tables}
-    computed = {axis for axis, table in AXES.items() if table.ends != ("rollout",)}
+    computed = {axis for axis, table in AXES.items() if table.stages != ("rollout",)}
     assert computed - set(tables) == {"singleton", "conventions"}

@@ -11,7 +11,7 @@ from support.oracle import step as oracle
 
 import grpo_variants as gv
 from grpo_variants.catalogue.differences import DIFFERENCES
-from grpo_variants.spec import resolved_values
+from grpo_variants.spelling import resolved_values
 from tools.docs import pages as docs_pages
 from tools.docs import paper_and_code
 

@@ -7,6 +7,7 @@ import torch
 from support import parity
 
 from grpo_variants.catalogue import CATALOGUE
+from grpo_variants.trainers import verdicts_of
 from tools.docs import pages as docs_pages
 from tools.docs import parity as docs_parity
 
@@ -28,14 +29,14 @@ def compared(name, host):
 @pytest.mark.parametrize("variant", CATALOGUE, ids=[variant.name for variant in CATALOGUE])
 def test_what_a_verdict_claims_has_been_compared(variant):
     """`equals ...` is a loss and its gradient, `advantages equal ...` the advantages."""
-    for host, verdict in variant.hosts:
+    for host, verdict in verdicts_of(variant).items():
         claimed = {"loss", "gradient"} if verdict.startswith("equals ") or "the loss equals" in verdict else set()
         claimed |= {"advantages"} if verdict.startswith("advantages equal ") else set()
         assert claimed <= compared(variant.name, host), f"{variant.name}, {host}: {verdict}"
 
 
 def test_why_a_member_has_no_counterpart_stands_in_the_page():
-    reasons = [(v.name, docs_parity._reason(verdict)) for v in CATALOGUE for _, verdict in v.hosts]
+    reasons = [(v.name, docs_parity._reason(verdict)) for v in CATALOGUE for verdict in verdicts_of(v).values()]
     given = [(name, reason) for name, reason in reasons if reason != docs_parity.NOTHING]
     assert len(given) > 50
     for name, reason in given:

@@ -26,8 +26,8 @@ import grpo_variants as gv
 from grpo_variants.advantage.baseline import Kalman
 from grpo_variants.advantage.scale import KalmanStd
 from grpo_variants.advantage.selection import Efficient, Shortest
-from grpo_variants.inputs import read_tokens
 from grpo_variants.objective.aggregation import trained
+from grpo_variants.objective.inputs import read_tokens
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 seeds = st.integers(0, 2**32 - 1)

@@ -8,7 +8,7 @@ import torch
 from support import readme
 
 import grpo_variants as gv
-from grpo_variants import catalogue
+from grpo_variants import registry
 from grpo_variants.cli.app import app
 from tools.docs import pages as docs_pages
 
@@ -16,7 +16,7 @@ from tools.docs import pages as docs_pages
 @pytest.fixture
 def namespace(monkeypatch):
     """Names after the blocks that need no trainer have run, in order and as they stand."""
-    monkeypatch.setattr(catalogue, "_REGISTRY", dict(catalogue._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     names = {}
     for code in readme.blocks("python"):
         if not readme.is_trl(code):

@@ -9,7 +9,7 @@ from support.cases.variants import loss_and_gradient, random_case, with_advantag
 from torch.testing import assert_close
 
 import grpo_variants as gv
-from grpo_variants.inputs import read_tokens
+from grpo_variants.objective.inputs import read_tokens
 from grpo_variants.trainers.verl.limits import homogeneous
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

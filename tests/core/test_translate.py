@@ -11,10 +11,12 @@ import yaml
 from typer.testing import CliRunner
 
 import grpo_variants as gv
-from grpo_variants.cli.translate import run_settings, translate, trl_lines, verl_lines
-from grpo_variants.objective.surrogate import Reinforce, Term
+from grpo_variants.cli.translate import translate
+from grpo_variants.objective.surrogate import Reinforce, SurrogateOutput
+from grpo_variants.trainers.trl.translate import trl_lines
 from grpo_variants.trainers.verl import words
 from grpo_variants.trainers.verl.limits import homogeneous
+from grpo_variants.trainers.verl.translate import run_settings, verl_lines
 
 SPECS = [
     *gv.names(),
@@ -246,7 +248,7 @@ class Squared(Reinforce):
     """A surrogate that does not scale with A."""
 
     def __call__(self, log_ratio, x, counts):
-        return Term(-x.advantages.square() * x.logp)
+        return SurrogateOutput(-x.advantages.square() * x.logp)
 
 
 def test_another_surrogate_keeps_its_weights():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_variants.spec import resolved_values
+from grpo_variants.spelling import resolved_values
 from support.cases.variants import LENGTH, compute_advantages, counts_for, loss_and_gradient
 from support.oracle import step as oracle
 

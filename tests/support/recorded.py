@@ -15,8 +15,8 @@ import torch
 
 import grpo_variants as gv
 from grpo_variants.advantage.compute import advantages_of
-from grpo_variants.cli.translate import run_settings
 from grpo_variants.objective.aggregation import trained
+from grpo_variants.trainers.verl.translate import run_settings
 from grpo_variants.trainers.verl.words import carried_over
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from grpo_variants_trl import VariantGRPOConfig
 from grpo_variants_trl.config.flags import FLAGS
 
 import grpo_variants as gv
-from grpo_variants.spec import resolved_values
+from grpo_variants.spelling import resolved_values
 
 
 def choose(loss_type, **flags):

@@ -12,8 +12,8 @@ from verl_configs import composed, validated
 
 import grpo_variants as gv
 from grpo_variants import card
-from grpo_variants.cli.translate import run_settings
-from grpo_variants.spec import resolved_values
+from grpo_variants.spelling import resolved_values
+from grpo_variants.trainers.verl.translate import run_settings
 from grpo_variants.trainers.verl.words import overrides
 
 ESTIMATOR = "algorithm.adv_estimator"

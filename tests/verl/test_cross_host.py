@@ -18,7 +18,7 @@ from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
 
 import grpo_variants as gv
-from grpo_variants.spec import spelt
+from grpo_variants.spelling import spelt
 from grpo_variants.trainers.verl.words import (
     ACTOR,
     aggregation_options,

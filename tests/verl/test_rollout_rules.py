@@ -14,8 +14,8 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_configs import composed
 
 import grpo_variants as gv
-from grpo_variants.cli.translate import run_settings
 from grpo_variants.trainers.verl import words
+from grpo_variants.trainers.verl.translate import run_settings
 
 LONGEST = 8
 

@@ -7,11 +7,11 @@ from grpo_variants_verl.run_config import read_run, refusals, reports
 from verl_configs import from_command_line
 
 import grpo_variants as gv
-from grpo_variants.cli.translate import run_settings
-from grpo_variants.filters import ZeroVariance
 from grpo_variants.objective.correction import OffPolicyMask
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.trainers.verl import words
 from grpo_variants.trainers.verl.limits import notes
+from grpo_variants.trainers.verl.translate import run_settings
 
 
 def translatable(name):

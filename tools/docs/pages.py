@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 
+from grpo_variants.axes import AXES, Axis, Stage
 from grpo_variants.catalogue import CATALOGUE
-from grpo_variants.cli.translate import run_settings
 from grpo_variants.numerics import CONVENTIONS
-from grpo_variants.spec import resolved_values
+from grpo_variants.spelling import resolved_values
+from grpo_variants.trainers import TRAINERS, verdicts_of
 from grpo_variants.trainers.trl.limits import trl_refusals
 from grpo_variants.trainers.verl.limits import advantage_refusals, loss_refusals
-from grpo_variants.variant import AXES, UNCONFIRMED, Axis, End, Reference, Variant
+from grpo_variants.trainers.verl.translate import run_settings
+from grpo_variants.variant import UNCONFIRMED, Reference, Variant
 from tools.docs import paper_and_code
 from tools.docs import parity as docs_parity
 from tools.docs.markdown import table
@@ -28,10 +30,10 @@ THRESHOLDS = """from dataclasses import replace
 
 variant = gv.get("{name}")
 counts = replace(gv.Counts.of(step.mask), thresholds=variant.thresholds(step))"""
-_PLACES: Mapping[End, str] = {"rollout": "sample", "advantage": "advantages", "objective": "loss"}
-_PLACES_OF_KL: Mapping[End, str] = {"advantage": "reward", "objective": "loss"}
+_PLACES: Mapping[Stage, str] = {"rollout": "sample", "advantage": "advantages", "objective": "loss"}
+_PLACES_OF_KL: Mapping[Stage, str] = {"advantage": "reward", "objective": "loss"}
 _RUNS_IN = "Every variant runs as functions. *Runs in* names the trainers that run it; the page says why not."
-HOSTS = {"trl": "TRL 1.16", "verl": "verl 0.9.1"}
+_VERDICTS_HEAD = ("trainer", "what of it equals this member")
 
 
 def page(variant: Variant) -> str:
@@ -49,7 +51,7 @@ def page(variant: Variant) -> str:
         *_random(variant),
         f"## Against {COMPARED_WITH}\n\n{_difference(variant)}",
         f"## Axes\n\n{_values_table(variant)}",
-        f"## Hosts\n\n{table(('host', 'verdict'), ((HOSTS[host], verdict) for host, verdict in variant.hosts))}",
+        f"## Trainers\n\n{table(_VERDICTS_HEAD, _verdicts(variant))}",
         "## References\n\n" + "\n".join(f"* {_link(reference)}" for reference in variant.references),
     )
     return "\n\n".join(sections) + "\n"
@@ -98,6 +100,15 @@ def main(root: Path = Path()) -> None:
     for path in set((root / "docs" / "variants").glob("*.md")) - texts.keys():
         path.unlink()
         print(f"removed {path}")
+
+
+def _verdicts(variant: Variant) -> list[tuple[str, str]]:
+    """Each trainer with its version, and its verdict."""
+    trainers = {name: trainer for name, trainer in TRAINERS.items() if trainer.adapter is not None}
+    return [
+        (f"{trainers[name].title} {trainers[name].adapter.tested}", verdict)  # type: ignore[union-attr]
+        for name, verdict in verdicts_of(variant).items()
+    ]
 
 
 def _usage(variant: Variant) -> str:
@@ -185,7 +196,7 @@ def _values_table(variant: Variant) -> str:
     rows = []
     for axis, entry in AXES.items():
         own = (f"{key.removeprefix(axis + '.')}={_text(v)}" for key, v in values.items() if key.startswith(f"{axis}."))
-        rows.append((axis, ", ".join(entry.ends), f"`{values[axis]}`", ", ".join(f"`{field}`" for field in own)))
+        rows.append((axis, ", ".join(entry.stages), f"`{values[axis]}`", ", ".join(f"`{field}`" for field in own)))
     return table(("axis", "acts on", "choice", "fields"), rows)
 
 
@@ -219,18 +230,18 @@ def _step_drawing(where: str) -> str:
     )
 
 
-def _acts(axis: Axis, end: End) -> bool:
+def _acts(axis: Axis, stage: Stage) -> bool:
     """Whether an axis chooses something at a place; one that acts at all of them (conventions) chooses nothing."""
-    return end in axis.ends and len(axis.ends) < len(_PLACES)
+    return stage in axis.stages and len(axis.stages) < len(_PLACES)
 
 
-def _at(end: End, axis: str) -> str:
-    return axis if len(AXES[axis].ends) == 1 else f"{axis} in the {_PLACES_OF_KL[end]}"
+def _at(stage: Stage, axis: str) -> str:
+    return axis if len(AXES[axis].stages) == 1 else f"{axis} in the {_PLACES_OF_KL[stage]}"
 
 
 def _axes_table(where: str) -> str:
     rows = (
-        (axis, ", ".join(entry.ends), " · ".join(f"`{_choice(word, part)}`" for word, part in entry.choices.items()))
+        (axis, ", ".join(entry.stages), " · ".join(f"`{_choice(word, part)}`" for word, part in entry.choices.items()))
         for axis, entry in AXES.items()
     )
     return table(("axis", "acts on", "choices, with fields and defaults"), rows)

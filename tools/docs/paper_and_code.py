@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from grpo_variants.advantage.compute import advantages_of
+from grpo_variants.advantage.inputs import Rollouts
 from grpo_variants.advantage.memory import Memory
+from grpo_variants.axes import AXES
 from grpo_variants.catalogue.differences import DIFFERENCES, Difference
-from grpo_variants.inputs import Counts, Rollouts, Tokens
-from grpo_variants.objective.compute import policy_loss
-from grpo_variants.spec import resolve, resolved_values
-from grpo_variants.variant import AXES
+from grpo_variants.functions import policy_loss
+from grpo_variants.objective.inputs import Counts, Tokens
+from grpo_variants.spec import resolve
+from grpo_variants.spelling import resolved_values
 from tools.docs.markdown import table
 
 # Two prompts with eight and four responses: lengths, which are right, and which of the greedy responses are.
@@ -69,7 +71,7 @@ def acts_on_rollouts(difference: Difference) -> bool:
     """Whether the two differ only in what is sampled, or in which rewards responses get."""
     taken, other = (resolved_values(resolve(spec)) for spec in (difference.member, difference.spec))
     moved = {key.partition(".")[0] for key in {**taken, **other} if taken.get(key) != other.get(key)}
-    return all(AXES[axis].ends == ("rollout",) for axis in moved)
+    return all(AXES[axis].stages == ("rollout",) for axis in moved)
 
 
 def rows_of(member: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_variants.catalogue import CATALOGUE
+from grpo_variants.trainers import verdicts_of
 from tools.docs.markdown import code, table
 
 HOSTS = ("trl", "verl")
@@ -144,7 +145,7 @@ def _differing(rows: Iterable[Row]) -> str:
 
 
 def _absent() -> str:
-    lines = ((variant.name, *(_reason(verdict) for _, verdict in variant.hosts)) for variant in CATALOGUE)
+    lines = ((variant.name, *map(_reason, verdicts_of(variant).values())) for variant in CATALOGUE)
     named = (line for line in lines if set(line[1:]) != {NOTHING})
     return table(("variant", *(f"not in {NAMES[host]}" for host in HOSTS)), named)
 

@@ -8,10 +8,8 @@ from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from grpo_variants.advantage.credit import Decoupled
-from grpo_variants.advantage.group_size import doubts
 from grpo_variants.card import Card
-from grpo_variants.filters import ZeroVariance
-from grpo_variants.objective.aggregation import lacks_length
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.rollout.overlong import Penalty
 from grpo_variants.variant import Variant
 from grpo_variants_trl.config.flags import Choice
@@ -55,7 +53,7 @@ def _effective(choice: Choice, args: GRPOConfig) -> dict[str, Any]:
 
 
 def _reads_length(variant: Variant) -> bool:
-    return lacks_length(variant.aggregation) or isinstance(variant.overlong, Penalty)
+    return variant.aggregation.lacks_length or isinstance(variant.overlong, Penalty)
 
 
 def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
@@ -65,7 +63,7 @@ def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
 
 def _doubts(variant: Variant, size: int, functions: int) -> list[str]:
     """What the size of the groups and the number of reward functions make of a variant."""
-    notes = [f"{doubt.text} Set num_generations={doubt.draw}." for doubt in doubts(variant, size)]
+    notes = [f"{doubt.text} Set num_generations={doubt.draw}." for doubt in variant.doubts(size)]
     alone = variant.credit.doubt_of(functions) if isinstance(variant.credit, Decoupled) else None
     return notes if alone is None else [*notes, alone]
 

@@ -8,7 +8,8 @@ from typing import Any
 from trl import GRPOConfig
 
 from grpo_variants.names import PREFIX
-from grpo_variants.spec import get, resolved_values
+from grpo_variants.spec import get
+from grpo_variants.spelling import resolved_values
 from grpo_variants.trainers.trl.words import FlagError
 from grpo_variants.variant import Variant
 from grpo_variants_trl.config.flags import choose

@@ -9,8 +9,10 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from grpo_variants.catalogue import registered
-from grpo_variants.spec import configure, full_keys, read_options, resolved_values
+from grpo_variants.options import read_options
+from grpo_variants.registry import registered
+from grpo_variants.spec import configure
+from grpo_variants.spelling import full_keys, resolved_values
 from grpo_variants.trainers.trl.words import FLAG_KEYS, FLAGS, FlagError, flag_values
 from grpo_variants.variant import Variant
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from grpo_variants.catalogue import find, names
 from grpo_variants.names import PREFIX, is_prefixed
+from grpo_variants.registry import find, names
 from grpo_variants.tensors.checks import did_you_mean
 from grpo_variants_trl.checkpoint.moving_reference import check_reset
 from grpo_variants_trl.config.flags import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_variants.spec import resolved_values
+from grpo_variants.spelling import resolved_values
 from grpo_variants.trainers.trl.words import FLAG_KEYS, FLAGS
 from grpo_variants.variant import Variant
 from grpo_variants_trl.checkpoint.reference_adapter import POLICY, REFERENCE, splits_weights

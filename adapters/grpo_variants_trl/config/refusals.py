@@ -11,11 +11,10 @@ from trl import GRPOConfig
 
 from grpo_variants.advantage.baseline import Greedy
 from grpo_variants.advantage.credit import Process
-from grpo_variants.filters import ZeroVariance
-from grpo_variants.objective.aggregation import lacks_length
+from grpo_variants.axes import choice_name
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.rollout.overlong import Penalty
 from grpo_variants.rollout.steps import check_columns
-from grpo_variants.spec import choice_name
 from grpo_variants.trainers.trl.limits import trl_refusals
 from grpo_variants.variant import Variant
 from grpo_variants_trl.config.flags import Choice, needs_group
@@ -155,7 +154,7 @@ def _reference(variant: Variant, given: Mapping[str, Any]) -> list[str]:
 
 def _lengths(variant: Variant, args: GRPOConfig) -> list[str]:
     limit = args.max_completion_length
-    if limit is None and lacks_length(variant.aggregation):
+    if limit is None and variant.aggregation.lacks_length:
         word = choice_name("aggregation", variant.aggregation)
         return [f"aggregation={word} needs max_completion_length, or aggregation.length in the spec string."]
     if isinstance(variant.overlong, Penalty) and (limit is None or variant.overlong.buffer > limit):

@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.functional import pad
 
-from grpo_variants.filters import ZeroVariance
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.variant import Variant
 from grpo_variants_trl.rollout.capture import Log, Sampled, own_log, write_rows
 from grpo_variants_trl.rollout.prompts import PromptStream, task_text

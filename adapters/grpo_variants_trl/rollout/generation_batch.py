@@ -11,8 +11,8 @@ from torch import Tensor
 from grpo_variants import Memory, Rollouts, Variant, soft_overlong_penalty
 from grpo_variants.advantage.compute import advantages_and_rows
 from grpo_variants.advantage.token_credit import EntropyResponses, EntropyTokens
-from grpo_variants.filters import ZeroVariance
-from grpo_variants.objective.aggregation import drops_rows, with_signal
+from grpo_variants.objective.aggregation import with_signal
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.rollout.overlong import Penalty
 from grpo_variants_trl.rollout.capture import Sampled
 from grpo_variants_trl.rollout.greedy import GreedyPass
@@ -149,7 +149,7 @@ def filter_groups(trainer: Any, batch: Sampled, seen: Gathered) -> Tensor | None
 
 def drop_responses(trainer: Any, out: dict[str, Any]) -> None:
     """Mark responses without an advantage as dropped, where the variant's aggregation leaves them out."""
-    if drops_rows(trainer.variant.aggregation):
+    if trainer.variant.aggregation.drops_rows:
         _keep(trainer, out, with_signal(out["advantages"], loss_mask(out)))
 
 

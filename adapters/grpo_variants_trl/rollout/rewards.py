@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from grpo_variants.inputs import infinite_entries, unscored, without_infinities
+from grpo_variants.advantage.inputs import unscored
+from grpo_variants.tensors.reading import infinite_entries, without_infinities
 
 Key = TypeVar("Key", bound=Hashable)
 

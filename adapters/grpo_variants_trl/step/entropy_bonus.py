@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants import Tokens
-from grpo_variants.inputs import at_least_one
+from grpo_variants.tensors.precision import at_least_one
 from grpo_variants_trl.step.step_counts import Window
 
 

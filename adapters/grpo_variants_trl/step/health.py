@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from grpo_variants.catalogue import registered
 from grpo_variants.health import HealthCheck, Observation
+from grpo_variants.registry import found_exactly
 from grpo_variants.rollout.overlong import Mask
 from grpo_variants.variant import Variant
 
@@ -82,7 +82,7 @@ class HealthWatch(TrainerCallback):
 
 def _added_kl(variant: Variant) -> float | None:
     """The coefficient of a KL term that the member has not as it is registered."""
-    defined = registered(variant.name, default=variant)
+    defined = found_exactly(variant.name) or variant
     return variant.kl.beta if variant.kl is not None and defined.kl is None else None
 
 

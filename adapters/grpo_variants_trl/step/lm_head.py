@@ -19,8 +19,8 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.trainer import utils as host
 
 from grpo_variants.fast_paths import OFF, VARIABLE, current
-from grpo_variants.lm_head.head import Foresight, LMHead, dtype_of_products
-from grpo_variants.lm_head.token_gradient import foresee, per_token
+from grpo_variants.lm_head.head import LMHead, PrecomputedGradient, dtype_of_products
+from grpo_variants.lm_head.token_gradient import per_token, precompute
 from grpo_variants_trl.step.step_counts import Window, loss_mask
 
 # Where the chunked head was measured to win. TRL has Triton kernels of its own for the others.
@@ -34,7 +34,7 @@ class Expected:
 
     positions: int
     scored: Tensor | None
-    foresight: Foresight | None = None
+    foresight: PrecomputedGradient | None = None
 
 
 class ChunkedHead:
@@ -45,7 +45,7 @@ class ChunkedHead:
         self.trainer = trainer
         self._told: set[str] = set()
         self._expected: Expected | None = None
-        self._foreseen: Foresight | None = None
+        self._foreseen: PrecomputedGradient | None = None
         self._ahead = True
         self.off = obstacle(trainer.args, trainer.accelerator.device)
         if self.off is not None:
@@ -76,7 +76,7 @@ class ChunkedHead:
         self._foreseen = self._foresight(inputs, window, mask)
         self._expected = Expected(len(scored), scored, self._foreseen)
 
-    def _foresight(self, inputs: dict[str, Any], window: Window, mask: Tensor) -> Foresight | None:
+    def _foresight(self, inputs: dict[str, Any], window: Window, mask: Tensor) -> PrecomputedGradient | None:
         trainer = self.trainer
         if self._foreseen is not None and self._foreseen.missed:
             self._ahead = False
@@ -86,7 +86,7 @@ class ChunkedHead:
             return None
         unknown = torch.zeros(mask.shape, device=mask.device)
         x = trainer._tokens(inputs, unknown, unknown, window.next_weights())
-        return foresee(trainer.variant, x, window.counts, mask)
+        return precompute(trainer.variant, x, window.counts, mask)
 
     def score(self, kernel: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
         """One call of TRL's kernel: log-probabilities, entropies, and None for what is not asked for."""

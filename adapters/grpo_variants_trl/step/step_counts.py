@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from grpo_variants import Counts, Variant, row_weights
-from grpo_variants.filters import ZeroVariance
 from grpo_variants.objective.aggregation import TokenMean
 from grpo_variants.objective.metrics import divisors
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 
 GROUP = "gv_group"
 KEEP = "gv_keep"

@@ -8,17 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_variants.inputs import Counts, Tokens
 from grpo_variants.objective.autograd import weighted
 from grpo_variants.objective.correction import combined, truncated
-from grpo_variants.objective.fast.bit_mask import Choice, keep, otherwise
+from grpo_variants.objective.fast.bit_mask import BitMask, keep, otherwise
 from grpo_variants.objective.fast.block import Block
 from grpo_variants.objective.fast.slopes import RATIOS, SURROGATES, LogRatio, Penalty, Slope, penalty
-from grpo_variants.objective.metrics import RANGES, Loss, Parts
-from grpo_variants.variant import Variant
+from grpo_variants.objective.inputs import Counts, Tokens
+from grpo_variants.objective.metrics import RANGES, Loss, LossTerms
+from grpo_variants.objective.rule import Objective
 
 
-class Found(NamedTuple):
+class BlockResult(NamedTuple):
     """What a block's rows add: their parts of loss and metrics, and their extrema, each [b] (or [1] for all of them).
 
     units: for metrics that are sums still to be divided, what they count, `tokens` or `rows`.
@@ -35,30 +35,30 @@ class _Terms(NamedTuple):
     log_ratio: LogRatio
     slope: Slope
     kl: Penalty | None
-    parts: Parts
+    parts: LossTerms
 
 
-def covers(variant: Variant) -> bool:
+def covers(objective: Objective) -> bool:
     """Whether the tables have every part; a subclass of a part is another part."""
-    return type(variant.ratio) in RATIOS and type(variant.surrogate) in SURROGATES
+    return type(objective.ratio) in RATIOS and type(objective.surrogate) in SURROGATES
 
 
 @torch.inference_mode()  # less to do for each kernel than without a gradient
-def analytic(variant: Variant, x: Tokens, counts: Counts, gradient: Tensor | None) -> Found:
+def analytic(objective: Objective, x: Tokens, counts: Counts, gradient: Tensor | None) -> BlockResult:
     """`differentiated`, one kernel after the other."""
-    return differentiated(variant, x, gradient)
+    return differentiated(objective, x, gradient)
 
 
-def differentiated(variant: Variant, x: Tokens, gradient: Tensor | None) -> Found:
+def differentiated(objective: Objective, x: Tokens, gradient: Tensor | None) -> BlockResult:
     """A block of rows with `Tokens.row_weights`; its gradient [b, T] is written to `gradient` where that is given."""
-    terms = _terms(variant, Block(x))
+    terms = _terms(objective, Block(x))
     block, kl = terms.block, terms.kl
     policy = (block.per_row(_policy(terms, terms.slope.term.loss)) * block.rows).squeeze(1)
-    loss = policy if kl is None else policy + beta_of(variant) * (block.per_row(kl.value) * block.rows).squeeze(1)
+    loss = policy if kl is None else policy + beta_of(objective) * (block.per_row(kl.value) * block.rows).squeeze(1)
     sums, extrema, units = _measures(terms)
     if gradient is not None:
-        torch.mul(_gradient(terms, beta_of(variant)), block.rows, out=gradient)
-    return Found(Loss(loss, {"policy_loss": policy, **sums}, extrema), units)
+        torch.mul(_gradient(terms, beta_of(objective)), block.rows, out=gradient)
+    return BlockResult(Loss(loss, {"policy_loss": policy, **sums}, extrema), units)
 
 
 def _measures(terms: _Terms) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str]]:
@@ -73,22 +73,22 @@ def _measures(terms: _Terms) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
     return sums, extrema, {name: block.unit(value) for name, value in shares.items()}
 
 
-def beta_of(variant: Variant) -> float:
+def beta_of(objective: Objective) -> float:
     """Coefficient of the KL term."""
-    return 0.0 if variant.kl is None else variant.kl.beta
+    return 0.0 if objective.kl is None else objective.kl.beta
 
 
-def _terms(variant: Variant, block: Block) -> _Terms:
+def _terms(objective: Objective, block: Block) -> _Terms:
     kl = None
-    log_ratio = RATIOS[type(variant.ratio)](variant.ratio, block)
+    log_ratio = RATIOS[type(objective.ratio)](objective.ratio, block)
     ratio = log_ratio.value.exp()
-    slope = SURROGATES[type(variant.surrogate)](variant.surrogate, log_ratio.value, ratio, block)
-    if variant.kl is not None and variant.kl_in_loss:
-        kl = penalty(variant.kl, ratio, block, f"{variant.name}'s kl={variant.kl.estimator}")
+    slope = SURROGATES[type(objective.surrogate)](objective.surrogate, log_ratio.value, ratio, block)
+    if objective.kl is not None and objective.kl_in_loss:
+        kl = penalty(objective.kl, ratio, block, f"{objective.name}'s kl={objective.kl.estimator}")
     weight = cut = None
-    if variant.correction or block.given.correction is not None:
-        weight, cut = combined(variant.correction, block.x), truncated(variant.correction, block.x)
-    parts = Parts(slope.term, ratio, block.keep, weight, cut, None if kl is None else kl.value)
+    if objective.correction or block.given.correction is not None:
+        weight, cut = combined(objective.correction, block.x), truncated(objective.correction, block.x)
+    parts = LossTerms(slope.term, ratio, block.keep, weight, cut, None if kl is None else kl.value)
     return _Terms(block, log_ratio, slope, kl, parts)
 
 
@@ -117,7 +117,7 @@ def _sum(one: Tensor | None, other: Tensor) -> Tensor:
     return other if one is None else one + other
 
 
-def _extrema(name: str, counted: Choice, kept: Tensor) -> dict[str, Tensor]:
+def _extrema(name: str, counted: BitMask, kept: Tensor) -> dict[str, Tensor]:
     """Smallest and largest value of each row [b], from where it counts, and it cleared elsewhere."""
     smallest = otherwise(counted, kept, float("inf")).amin(1)
     # A ratio is at least 0: the zeros that stand for padding are no larger. Without a token that is mended later.

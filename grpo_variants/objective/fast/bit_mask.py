@@ -2,7 +2,7 @@
 
 On a CPU `torch.where`, comparisons and the conversion of flags to numbers run one element at a time, five to ten times
 slower than arithmetic. A selection by the bits of the number is arithmetic, and exact: NaN and inf are dropped as well.
-A `Choice` is all bits or none, as integers of the numbers' width; elsewhere, and in a compiled graph, it is a bool
+A `BitMask` is all bits or none, as integers of the numbers' width; elsewhere, and in a compiled graph, it is a bool
 tensor, which those fuse. Nothing here carries a gradient.
 """
 
@@ -15,12 +15,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-Choice = Tensor
+BitMask = Tensor
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 _FORMATS = {torch.float32: ("<f", "<i"), torch.float64: ("<d", "<q")}
 
 
-def chosen(flags: Tensor, dtype: torch.dtype) -> Choice:
+def chosen(flags: Tensor, dtype: torch.dtype) -> BitMask:
     """Where flags (bool, or numbers 0 and 1) hold, to choose among numbers of `dtype`."""
     if _as_bool(flags):
         return flags.bool()
@@ -28,14 +28,14 @@ def chosen(flags: Tensor, dtype: torch.dtype) -> Choice:
     return flags.to(_INTEGERS[dtype]).neg_()
 
 
-def keep(where: Choice, value: Tensor) -> Tensor:
+def keep(where: BitMask, value: Tensor) -> Tensor:
     """The value where it is chosen, 0 elsewhere."""
     if where.dtype == torch.bool:
         return torch.where(where, value, 0.0)
     return (value.view(where.dtype) & where).view(value.dtype)
 
 
-def otherwise(where: Choice, kept: Tensor, number: float) -> Tensor:
+def otherwise(where: BitMask, kept: Tensor, number: float) -> Tensor:
     """What `keep` returned, with a number in place of its zeros where nothing was chosen."""
     if where.dtype == torch.bool:
         return torch.where(where, kept, number)
@@ -44,7 +44,7 @@ def otherwise(where: Choice, kept: Tensor, number: float) -> Tensor:
     return (kept.view(where.dtype) | absent).view(kept.dtype)
 
 
-def pick(where: Choice, number: float, other: float, dtype: torch.dtype) -> Tensor:
+def pick(where: BitMask, number: float, other: float, dtype: torch.dtype) -> Tensor:
     """One number where it is chosen, the other elsewhere."""
     if where.dtype == torch.bool:
         # `torch.where` of two plain numbers would make float32 of them.
@@ -68,7 +68,7 @@ def same(value: Tensor, other: Tensor) -> Tensor:
     return (value == other).to(value.dtype) if _as_bool(value) else _compared(torch.eq, value, other)
 
 
-def unchanged(value: Tensor, other: Tensor) -> Choice:
+def unchanged(value: Tensor, other: Tensor) -> BitMask:
     """Where the two are equal, to choose by."""
     return value == other if _as_bool(value) else chosen(same(value, other), value.dtype)
 

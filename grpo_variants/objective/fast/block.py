@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from grpo_variants.inputs import Tokens
-from grpo_variants.objective.fast.bit_mask import Choice, chosen, keep
+from grpo_variants.objective.fast.bit_mask import BitMask, chosen, keep
+from grpo_variants.objective.inputs import Tokens
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Block:
         return self.here.to(self.dtype).sum(1, keepdim=True).abs()
 
     @lazy
-    def some(self) -> Choice:
+    def some(self) -> BitMask:
         """Rows that have a token: [b, 1]."""
         return chosen((self.lengths > 0), self.dtype)
 
@@ -103,7 +103,7 @@ class Block:
             correction=weight,
         )
 
-    def counts(self, value: Tensor) -> Choice:
+    def counts(self, value: Tensor) -> BitMask:
         """Which entries of a value count: tokens of [b, T], rows of [b, 1]."""
         return self.here if value.shape[1] == self.here.shape[1] else self.some
 

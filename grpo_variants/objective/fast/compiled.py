@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from grpo_variants import fast_paths
-from grpo_variants.inputs import Counts, Tokens
-from grpo_variants.objective.fast.analytic import Found, analytic, differentiated
+from grpo_variants.objective.fast.analytic import BlockResult, analytic, differentiated
+from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.metrics import Loss
-from grpo_variants.variant import Variant
+from grpo_variants.objective.rule import Objective, objective_of
 
 _broken: list[str] = []  # why the compiler does not work here, once that is known
 
 
-def compiled(variant: Variant, x: Tokens, counts: Counts, gradient: Tensor | None) -> Found:
+def compiled(objective: Objective, x: Tokens, counts: Counts, gradient: Tensor | None) -> BlockResult:
     """`differentiated` through `torch.compile`; where that does not work, without it, and the reason is logged once."""
     if not _broken:
         try:
-            loss, metrics, extrema, units = _graph(variant)(_contiguous(x), gradient)
-            return Found(Loss(loss, metrics, extrema), units)
+            loss, metrics, extrema, units = _graph(objective_of(objective))(_contiguous(x), gradient)
+            return BlockResult(Loss(loss, metrics, extrema), units)
         # A compiler that is missing or broken shows itself in many classes of error, and the loss needs none of them.
         except Exception as error:
             _broken.append(str(error).strip().split("\n")[0])
             fast_paths.say_once(logging.WARNING, f"torch.compile does not work here ({_broken[0]}): not compiled.")
-    return analytic(variant, x, counts, gradient)
+    return analytic(objective, x, counts, gradient)
 
 
 def is_broken() -> bool:
@@ -44,10 +44,10 @@ def _contiguous(x: Tokens) -> Tokens:
 
 
 @cache
-def _graph(variant: Variant) -> Callable[[Tokens, Tensor | None], Any]:
+def _graph(objective: Objective) -> Callable[[Tokens, Tensor | None], Any]:
     def run(x: Tokens, gradient: Tensor | None) -> Any:
         with torch.no_grad():
-            found = differentiated(variant, x, gradient)
+            found = differentiated(objective, x, gradient)
         return found.loss.loss, dict(found.loss.metrics), dict(found.loss.extrema), dict(found.units)
 
     return torch.compile(run, dynamic=True, fullgraph=True)

@@ -11,42 +11,43 @@ import torch
 from torch import Tensor
 
 from grpo_variants import fast_paths
-from grpo_variants.inputs import Counts, Number, Tokens
 from grpo_variants.objective.autograd import plain_loss, row_weights_of, step_of
-from grpo_variants.objective.fast.analytic import Found, analytic, covers
+from grpo_variants.objective.fast.analytic import BlockResult, analytic, covers
 from grpo_variants.objective.fast.compiled import compiled
+from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.metrics import Loss, divisors
-from grpo_variants.variant import Variant
+from grpo_variants.objective.rule import Objective
+from grpo_variants.tensors.precision import Number
 
 # Tokens of a block. On a CPU what a block needs then fits into the core's own cache; elsewhere it bounds the memory.
 CPU_TOKENS, OTHER_TOKENS = 1 << 17, 1 << 24
 
-Kernel = Callable[[Variant, Tokens, Counts, "Tensor | None"], Found]
+Kernel = Callable[[Objective, Tokens, Counts, "Tensor | None"], BlockResult]
 
 
-def fast_loss(variant: Variant, x: Tokens, counts: Counts | None) -> Loss | None:
+def fast_loss(objective: Objective, x: Tokens, counts: Counts | None) -> Loss | None:
     """`policy_loss` with less memory and time, or None where only the plain path will do; the reason is logged once."""
     # A compiler fuses the plain path by itself, and nothing can be logged in its graph.
     if torch.compiler.is_compiling() or (mode := fast_paths.current()) == fast_paths.OFF:
         return None
     for applies, reason in REFUSALS:
-        if applies(variant, x):
-            fast_paths.say_once(logging.INFO, f"{variant.name}: the plain path is used, since {reason}.")
+        if applies(objective, x):
+            fast_paths.say_once(logging.INFO, f"{objective.name}: the plain path is used, since {reason}.")
             return None
     with torch.no_grad():
-        step = step_of(counts, x, variant)
-        x = replace(x, row_weights=row_weights_of(variant, x, counts, None).squeeze(1))
-    kernel = _kernel(variant, mode)
+        step = step_of(counts, x, objective)
+        x = replace(x, row_weights=row_weights_of(objective, x, counts, None).squeeze(1))
+    kernel = _kernel(objective, mode)
     if not (torch.is_grad_enabled() and x.logp.requires_grad):
-        loss = _over_blocks(kernel, variant, x, step, None)
+        loss = _over_blocks(kernel, objective, x, step, None)
         return replace(loss, loss=loss.loss * step.grad_average)
 
     def once_more() -> tuple[Loss, Tensor]:
         gradient = torch.empty(x.logp.shape, dtype=_working(x.logp), device=x.logp.device)
-        return _over_blocks(kernel, variant, x, step, gradient), gradient
+        return _over_blocks(kernel, objective, x, step, gradient), gradient
 
     def with_graph(logp: Tensor) -> Tensor:
-        return plain_loss(variant, replace(x, logp=logp), step).loss
+        return plain_loss(objective, replace(x, logp=logp), step).loss
 
     loss, gradient = once_more()
     again = _Again(lambda: once_more()[1], with_graph)
@@ -61,18 +62,16 @@ class _Again(NamedTuple):
     with_graph: Callable[[Tensor], Tensor]
 
 
-def _kernel(variant: Variant, mode: str) -> Kernel:
-    if covers(variant):
+def _kernel(objective: Objective, mode: str) -> Kernel:
+    if covers(objective):
         return compiled if mode == fast_paths.COMPILED else analytic
     if mode == fast_paths.COMPILED:
-        reason = (
-            f"no derivative by hand for surrogate {type(variant.surrogate).__name__} on {type(variant.ratio).__name__}"
-        )
-        fast_paths.say_once(logging.INFO, f"{variant.name}: not compiled, {reason}.")
+        parts = f"surrogate {type(objective.surrogate).__name__} on {type(objective.ratio).__name__}"
+        fast_paths.say_once(logging.INFO, f"{objective.name}: not compiled, no derivative by hand for {parts}.")
     return by_autograd
 
 
-REFUSALS: tuple[tuple[Callable[[Variant, Tokens], bool], str], ...] = (
+REFUSALS: tuple[tuple[Callable[[Objective, Tokens], bool], str], ...] = (
     (lambda v, x: v.surrogate.whole_batch, "a statistic of its surrogate spans the batch"),
     (
         lambda v, x: v.tokens.whole_batch and (x.keep is None or v.tokens.denominator == "kept"),
@@ -105,30 +104,30 @@ def _working(value: Tensor) -> torch.dtype:
     return torch.float64 if value.dtype == torch.float64 else torch.float32
 
 
-def by_autograd(variant: Variant, x: Tokens, counts: Counts, gradient: Tensor | None) -> Found:
+def by_autograd(objective: Objective, x: Tokens, counts: Counts, gradient: Tensor | None) -> BlockResult:
     """A block by the plain path, for parts whose derivatives the tables do not have: less memory, in cache."""
     leaf = x.logp.detach().requires_grad_(gradient is not None)
     with torch.set_grad_enabled(gradient is not None):
-        loss = plain_loss(variant, replace(x, logp=leaf), replace(counts, grad_average=1))
+        loss = plain_loss(objective, replace(x, logp=leaf), replace(counts, grad_average=1))
     if gradient is not None:
         gradient.copy_(torch.autograd.grad(loss.loss, leaf)[0])
     metrics, extrema = (
         {name: value.reshape(1) for name, value in table.items()} for table in (loss.metrics, loss.extrema)
     )
-    return Found(Loss(loss.loss.detach().reshape(1), metrics, extrema, loss.per_response), {})
+    return BlockResult(Loss(loss.loss.detach().reshape(1), metrics, extrema, loss.per_response), {})
 
 
 @torch.no_grad()
-def _over_blocks(kernel: Kernel, variant: Variant, x: Tokens, counts: Counts, gradient: Tensor | None) -> Loss:
+def _over_blocks(kernel: Kernel, objective: Objective, x: Tokens, counts: Counts, gradient: Tensor | None) -> Loss:
     """Losses and metrics added up, extrema joined, gradients [B, T] put together."""
     found = [
-        kernel(variant, _rows_of(x, rows), counts, None if gradient is None else gradient[rows])
+        kernel(objective, _rows_of(x, rows), counts, None if gradient is None else gradient[rows])
         for rows in _blocks(x, whole=kernel is compiled)
     ]
     return _total(found, divisors(counts))
 
 
-def _total(found: list[Found], counted: Mapping[str, Number]) -> Loss:
+def _total(found: list[BlockResult], counted: Mapping[str, Number]) -> Loss:
     """The blocks' losses and metrics added up and divided, their extrema joined."""
     losses, units = [one.loss for one in found], found[0].units
     loss = torch.cat([one.loss for one in losses]).sum()

@@ -12,7 +12,16 @@ from grpo_variants.objective import ratio as ratios
 from grpo_variants.objective.fast.bit_mask import chosen, greater, keep, less, otherwise, pick, same, unchanged
 from grpo_variants.objective.fast.block import Block
 from grpo_variants.objective.kl import KL
-from grpo_variants.objective.surrogate import Cispo, Clip, EntropyClip, Gmpo, Reinforce, Sapo, Surrogate, Term
+from grpo_variants.objective.surrogate import (
+    Cispo,
+    Clip,
+    EntropyClip,
+    Gmpo,
+    Reinforce,
+    Sapo,
+    Surrogate,
+    SurrogateOutput,
+)
 
 
 class Slope(NamedTuple):
@@ -22,7 +31,7 @@ class Slope(NamedTuple):
     response reads token ratios, the share [b, T] of each in the derivative.
     """
 
-    term: Term
+    term: SurrogateOutput
     of_ratio: Tensor | None = None
     of_logp: Tensor | None = None
     spread: Callable[[Tensor], Tensor] | None = None
@@ -39,7 +48,7 @@ def _clip(s: Clip, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
     torch.minimum(clipped, ceiling, out=clipped)
     low, high, free = greater(clipped, ratio), less(clipped, ratio), same(clipped, ratio)
     loss = clipped.mul_(-a)
-    return Slope(Term(loss, low, high if s.dual is None else high.mul_(positive)), of_ratio=free.mul_(loss))
+    return Slope(SurrogateOutput(loss, low, high if s.dual is None else high.mul_(positive)), of_ratio=free.mul_(loss))
 
 
 def _entropy_clip(s: EntropyClip, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
@@ -52,7 +61,7 @@ def _entropy_clip(s: EntropyClip, log_ratio: Tensor, ratio: Tensor, block: Block
     clipped = torch.minimum(torch.maximum(ratio, floor), ceiling)
     low_cut, high_cut, free = greater(clipped, ratio), less(clipped, ratio), same(clipped, ratio)
     loss = clipped.mul_(-a)
-    return Slope(Term(loss, low_cut, keep(positive, high_cut)), of_ratio=free.mul_(loss))
+    return Slope(SurrogateOutput(loss, low_cut, keep(positive, high_cut)), of_ratio=free.mul_(loss))
 
 
 def _with_dual(positive: Tensor, ceiling: Tensor, high: float, dual: float) -> Tensor:
@@ -65,19 +74,19 @@ def _with_dual(positive: Tensor, ceiling: Tensor, high: float, dual: float) -> T
 def _cispo(s: Cispo, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
     floor = 0.0 if s.low is None else 1 - s.low
     score = -ratio.clamp(floor, s.ceiling) * block.advantages
-    return Slope(Term(score * block.logp, less(ratio, floor), greater(ratio, s.ceiling)), of_logp=score)
+    return Slope(SurrogateOutput(score * block.logp, less(ratio, floor), greater(ratio, s.ceiling)), of_logp=score)
 
 
 def _reinforce(s: Reinforce, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
     score = -ratio * block.advantages
-    return Slope(Term(score * block.logp), of_logp=score)
+    return Slope(SurrogateOutput(score * block.logp), of_logp=score)
 
 
 def _sapo(s: Sapo, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
     a = block.advantages
     tau = pick(chosen(greater(a, 0), a.dtype), s.tau_pos, s.tau_neg, a.dtype)
     gate = torch.sigmoid(tau * torch.expm1(log_ratio))
-    return Slope(Term(-gate * (4 / tau) * a), of_ratio=-4 * a * ratio * gate * (1 - gate))
+    return Slope(SurrogateOutput(-gate * (4 / tau) * a), of_ratio=-4 * a * ratio * gate * (1 - gate))
 
 
 def _gmpo(s: Gmpo, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
@@ -94,9 +103,11 @@ def _gmpo(s: Gmpo, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
         inverse = (least - clipped).exp()
         total = otherwise(block.some, block.per_row(inverse), 1.0)
         loss = -a * lengths / total * least.exp()
-        return Slope(Term(loss, low, high), of_ratio=loss, spread=lambda rows: keep(inside, rows * (inverse / total)))
+        return Slope(
+            SurrogateOutput(loss, low, high), of_ratio=loss, spread=lambda rows: keep(inside, rows * (inverse / total))
+        )
     loss = -a * (block.per_row(clipped) / lengths).exp()
-    return Slope(Term(loss, low, high), of_ratio=loss, spread=lambda rows: keep(inside, rows / lengths))
+    return Slope(SurrogateOutput(loss, low, high), of_ratio=loss, spread=lambda rows: keep(inside, rows / lengths))
 
 
 SURROGATES: Mapping[type[Surrogate], Callable[..., Slope]] = {

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from grpo_variants.added import added
-from grpo_variants.inputs import Counts, Tokens
+from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.ratio import Ratio, TokenRatio
-from grpo_variants.objective.surrogate.base import Surrogate, Term
+from grpo_variants.objective.surrogate.base import Surrogate, SurrogateOutput
 from grpo_variants.objective.surrogate.clipping import bounds_by_entropy, clip_between
+from grpo_variants.part import added
 from grpo_variants.tensors.checks import check_number
 from grpo_variants.tensors.masked import discounted_sum_to_go, select
 
@@ -43,6 +43,11 @@ class Aspo(Surrogate):
         check_number("surrogate.cap", self.cap, above=0, optional=True)
         check_number("surrogate.fraction", self.fraction, above=0, below=1, optional=True)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Entropies, where the range depends on them."""
+        return () if self.fraction is None else ("entropy",)
+
     def bounds(self, x: Tokens) -> tuple[Tensor, Tensor]:
         """Smallest and largest ratio, two [B, T], or 0-d for one range."""
         if self.fraction is None:
@@ -51,7 +56,7 @@ class Aspo(Surrogate):
         narrow, wide = (self.low, self.high), (self.top_low, self.top_high)
         return bounds_by_entropy(narrow, wide, entropy, x.mask, self.fraction)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
         ratio, negative = log_ratio.exp(), x.advantages < 0
         floor, ceiling = self.bounds(x)
@@ -61,7 +66,7 @@ class Aspo(Surrogate):
         loss = -x.advantages * weight
         if self.cap is not None:
             loss = torch.where(weight > self.cap, -self.cap * x.advantages * x.logp, loss)
-        return Term(loss, negative & (ratio < floor), (x.advantages > 0) & (ratio > ceiling))
+        return SurrogateOutput(loss, negative & (ratio < floor), (x.advantages > 0) & (ratio > ceiling))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +89,7 @@ class CeGppo(Surrogate):
         for name in ("low", "high", "keep_low", "keep_high"):
             check_number(f"surrogate.{name}", getattr(self, name), at_least=0)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
         ratio = log_ratio.exp()
         clip_low = (x.advantages < 0) & (ratio < 1 - self.low)
@@ -92,7 +97,7 @@ class CeGppo(Surrogate):
         one = (log_ratio - log_ratio.detach()).exp()  # rho / sg[rho], also where rho underflows
         weight = torch.where(clip_low, self.keep_low * (1 - self.low) * one, ratio)
         weight = torch.where(clip_high, self.keep_high * (1 + self.high) * one, weight)
-        return Term(-x.advantages * weight, clip_low, clip_high)
+        return SurrogateOutput(-x.advantages * weight, clip_low, clip_high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +113,7 @@ class Dcpo(Surrogate):
     high: float = 0.2
     cap: float = 10.0
     ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
-    reads_old: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("old_logp",)
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -116,7 +121,7 @@ class Dcpo(Surrogate):
         check_number("surrogate.high", self.high, at_least=0)
         check_number("surrogate.cap", self.cap, above=1)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags [B, T]."""
         inverse = (-x.need("old_logp", "surrogate=dcpo")).exp()  # 1 / q, of the token and not of its bounded ratio
         floor = 0.5 + 0.5 * (1 - 4 * self.low * inverse).clamp(min=0).sqrt()
@@ -164,7 +169,7 @@ class Fipo(Surrogate):
         risky = (x.advantages < 0) & (d.exp() > self.safety)
         return torch.where(risky, weight.clamp(0.8, 1.0), weight)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags [B, T]."""
         weighted = x.advantages * self.influence(log_ratio, x)
         return clip_between(log_ratio, weighted, 1 - self.low, 1 + self.high, self.dual)

@@ -14,13 +14,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grpo_variants.added import added
-from grpo_variants.inputs import Counts, Number, Tokens, wide
+from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.ratio import Ratio, TokenRatio
-from grpo_variants.objective.surrogate.base import Surrogate, Term
+from grpo_variants.objective.surrogate.base import Surrogate, SurrogateOutput
 from grpo_variants.objective.surrogate.clipping import clip_between
+from grpo_variants.part import added
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.masked import low_and_high, select
+from grpo_variants.tensors.precision import Number, wide
 
 
 class _OfBatch(Surrogate):
@@ -113,7 +114,7 @@ class ClipCov(_Covariance):
         candidates = self.candidates(log_ratio, x, values)
         return {**values, "draw": smallest(x.need("draws", "clip_cov"), candidates, _share_of(x, self.fraction))}
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags [B, T]; a drawn token's loss is 0."""
         values = self.values(log_ratio, x, counts)
         drawn = self.candidates(log_ratio.detach(), x, values) & (x.need("draws", "clip_cov") <= values["draw"])
@@ -151,12 +152,12 @@ class KlCov(_Covariance):
         low, high = low_and_high(x.advantages, x.mask)
         return {**values, "covariance": torch.where(low < high, least, float("inf"))}
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T]."""
         values = self.values(log_ratio, x, counts)
         chosen = self.covariance(x, values) >= values["covariance"]
         loss = -log_ratio.exp() * x.advantages
-        return Term(torch.where(chosen, loss + self.coef * log_ratio.abs(), loss))
+        return SurrogateOutput(torch.where(chosen, loss + self.coef * log_ratio.abs(), loss))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,7 @@ class Bapo(_OfBatch):
             return [(self.floor, self.ceiling), *((self.floor_end, ceiling) for ceiling in ceilings)]
         return [*((self.floor, ceiling) for ceiling in ceilings), (self.floor_end, self.ceiling_end)]
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
         values = self.values(log_ratio, x, counts)
         return clip_between(log_ratio, x.advantages, values["floor"], values["ceiling"], self.dual)
@@ -265,7 +266,7 @@ class M2po(_OfBatch):
         beyond = (cut >= self.budget * count) & (squares.sum() > self.budget * count)
         return {"log_range": _at_first(beyond & (places < count), torch.cat([torch.zeros_like(ordered[:1]), ordered]))}
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags [B, T]."""
         given = self.values(log_ratio, x, counts)["log_range"]
         tau = torch.as_tensor(given, dtype=log_ratio.dtype, device=log_ratio.device)
@@ -276,7 +277,7 @@ class M2po(_OfBatch):
         loss = -x.advantages * torch.where(cut, bound, log_ratio).exp()
         if self.rule == "mask":
             loss = torch.where(cut, torch.zeros_like(loss), loss)
-        return Term(loss, cut & (x.advantages < 0), cut & (x.advantages > 0))
+        return SurrogateOutput(loss, cut & (x.advantages < 0), cut & (x.advantages > 0))
 
 
 def _at_first(there: Tensor, values: Tensor) -> Tensor:

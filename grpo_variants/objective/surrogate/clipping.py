@@ -9,12 +9,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grpo_variants.added import added
-from grpo_variants.inputs import Counts, Number, Tokens
+from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.ratio import Ratio, TokenRatio
-from grpo_variants.objective.surrogate.base import Surrogate, Term
+from grpo_variants.objective.surrogate.base import Surrogate, SurrogateOutput
+from grpo_variants.part import added
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.masked import highest, masked_mean
+from grpo_variants.tensors.precision import Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class Clip(Surrogate):
         check_number("surrogate.high", self.high, at_least=0)
         check_number("surrogate.dual", self.dual, above=1, optional=True)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
         ratio, negative = log_ratio.exp(), x.advantages < 0
         # The minimum of the two products is one clamp whose bounds depend on the sign of A: half the memory.
@@ -46,7 +47,7 @@ class Clip(Surrogate):
         with torch.no_grad():
             clip_low = (ratio < 1 - self.low) & negative
             clip_high = (ratio > 1 + self.high) & (x.advantages > 0)
-        return Term(loss, clip_low, clip_high)
+        return SurrogateOutput(loss, clip_low, clip_high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ class EntropyClip(Surrogate):
     fraction: float = 0.2
     top_low: float = 0.5
     top_high: float = 0.5
+    reads: ClassVar[tuple[str, ...]] = ("entropy",)
     ratios: ClassVar[tuple[type[Ratio], ...]] = (TokenRatio,)
 
     def __post_init__(self) -> None:
@@ -78,7 +80,7 @@ class EntropyClip(Surrogate):
         narrow, wide = (self.low, self.high), (self.top_low, self.top_high)
         return bounds_by_entropy(narrow, wide, entropy, mask, self.fraction)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags [B, T]."""
         floor, ceiling = self.bounds(x.need("entropy", "surrogate=entropy_clip").to(log_ratio.dtype), x.mask)
         return clip_between(log_ratio, x.advantages, floor, ceiling, self.dual)
@@ -119,13 +121,13 @@ class Gmpo(Surrogate):
         check_number("surrogate.high", self.high, at_least=0)
         check_choice("surrogate.mean", self.mean, tuple(_LOG_MEANS))
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, 1] and clip flags [B, T]."""
         advantage = x.advantages if x.advantages.shape[1] == 1 else masked_mean(x.advantages, x.mask)
         ceiling = torch.full_like(advantage, float("inf")).masked_fill(advantage > 0, self.high)
         floor = torch.full_like(advantage, float("-inf")).masked_fill(advantage < 0, -self.low)
         mean = _LOG_MEANS[self.mean](log_ratio.clamp(floor, ceiling), x.mask)
-        return Term(-advantage * mean.exp(), log_ratio < floor, log_ratio > ceiling)
+        return SurrogateOutput(-advantage * mean.exp(), log_ratio < floor, log_ratio > ceiling)
 
 
 def _log_harmonic_mean(log_ratio: Tensor, mask: Tensor) -> Tensor:
@@ -143,11 +145,13 @@ _LOG_MEANS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def clip_between(log_ratio: Tensor, advantages: Tensor, low: Number, high: Number, dual: float | None = None) -> Term:
+def clip_between(
+    log_ratio: Tensor, advantages: Tensor, low: Number, high: Number, dual: float | None = None
+) -> SurrogateOutput:
     """PPO's clip between two bounds of the ratio, numbers or tensors; for A < 0 at most `dual`, or unbounded."""
     ratio, negative = log_ratio.exp(), advantages < 0
     low, high = (torch.as_tensor(bound, dtype=ratio.dtype, device=ratio.device) for bound in (low, high))
     floor = torch.where(negative, low, float("-inf"))
     ceiling = torch.where(negative, float("inf") if dual is None else dual, high)
     loss = -advantages * ratio.clamp(floor, ceiling)
-    return Term(loss, negative & (ratio < low), (advantages > 0) & (ratio > high))
+    return SurrogateOutput(loss, negative & (ratio < low), (advantages > 0) & (ratio > high))

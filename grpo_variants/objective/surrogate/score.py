@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from grpo_variants.added import added
-from grpo_variants.inputs import Counts, Tokens
+from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.ratio import Ratio, SequenceProduct, TokenRatio
-from grpo_variants.objective.surrogate.base import Surrogate, Term
+from grpo_variants.objective.surrogate.base import Surrogate, SurrogateOutput
+from grpo_variants.part import added
 from grpo_variants.tensors.checks import check_choice, check_number
 
 
@@ -28,9 +28,9 @@ class Reinforce(Surrogate):
 
     needs_ratio: ClassVar[bool] = False
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T]."""
-        return Term(-log_ratio.detach().exp() * x.advantages * x.logp)
+        return SurrogateOutput(-log_ratio.detach().exp() * x.advantages * x.logp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,12 @@ class Cispo(Surrogate):
         """The largest weight."""
         return 1 + self.high if self.high is not None else self.cap or 0.0
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T] and where the weight was raised or capped."""
         ratio = log_ratio.detach().exp()
         floor = 0.0 if self.low is None else 1 - self.low
         loss = -ratio.clamp(floor, self.ceiling) * x.advantages * x.logp
-        return Term(loss, ratio < floor, ratio > self.ceiling)
+        return SurrogateOutput(loss, ratio < floor, ratio > self.ceiling)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +88,12 @@ class Topr(Surrogate):
         check_number("surrogate.floor", self.floor, at_least=0)
         check_number("surrogate.ceiling", self.ceiling, above=self.floor)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T] and where the weight was raised or capped."""
         ratio, negative = log_ratio.detach().exp(), x.advantages < 0
         weight = torch.where(negative, ratio.clamp(self.floor, self.ceiling), torch.ones_like(ratio))
         loss = -weight * x.advantages * x.logp
-        return Term(loss, negative & (ratio < self.floor), negative & (ratio > self.ceiling))
+        return SurrogateOutput(loss, negative & (ratio < self.floor), negative & (ratio > self.ceiling))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +118,13 @@ class Vespo(Surrogate):
         for name in ("lambda_pos", "lambda_neg"):
             check_number(f"surrogate.{name}", getattr(self, name), above=0)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T]."""
         log_weight, negative = log_ratio.detach(), x.advantages < 0
         k = torch.full_like(x.advantages, self.k_pos).masked_fill(negative, self.k_neg)
         decay = torch.full_like(x.advantages, self.lambda_pos).masked_fill(negative, self.lambda_neg)
         weight = (decay + k * log_weight - decay * log_weight.exp()).exp()
-        return Term(-weight * x.advantages * x.logp)
+        return SurrogateOutput(-weight * x.advantages * x.logp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class _Dppo(Surrogate):
         """How far the probability has moved, of the sign of the move: [B, T]."""
         raise NotImplementedError
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T] and which tokens were dropped, for having fallen and for having risen."""
         with torch.no_grad():
             moved = self.divergence(log_ratio, x)
@@ -166,7 +166,7 @@ class _Dppo(Surrogate):
         weight = log_ratio.detach().exp()
         weight = weight if self.cap is None else weight.clamp(max=self.cap)
         loss = torch.where(low | high, torch.zeros_like(weight), -weight * x.advantages * x.logp)
-        return Term(loss + self.penalty * log_ratio.square() if self.penalty else loss, low, high)
+        return SurrogateOutput(loss + self.penalty * log_ratio.square() if self.penalty else loss, low, high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ class PpoMask(_Dppo):
     low: float = 0.2
     high: float = 0.27
     cap: float | None = 5.0
-    reads_old: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("old_logp",)
 
     @staticmethod
     def divergence(log_ratio: Tensor, x: Tokens) -> Tensor:
@@ -245,9 +245,9 @@ class Band(Surrogate):
         check_number("surrogate.high", self.high, at_least=0)
         check_number("surrogate.penalty", self.penalty, at_least=0)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T] and which tokens lie below and above."""
         ratio = log_ratio.detach().exp()
         low, high = ratio <= 1 - self.low, ratio >= 1 + self.high
         loss = torch.where(low | high, torch.zeros_like(ratio), -ratio * x.advantages * x.logp)
-        return Term(loss + self.penalty * log_ratio.square() if self.penalty else loss, low, high)
+        return SurrogateOutput(loss + self.penalty * log_ratio.square() if self.penalty else loss, low, high)

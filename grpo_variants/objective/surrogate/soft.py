@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from grpo_variants.inputs import Counts, Tokens
+from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.ratio import Ratio, SequenceProduct, TokenRatio
-from grpo_variants.objective.surrogate.base import Surrogate, Term
+from grpo_variants.objective.surrogate.base import Surrogate, SurrogateOutput
 from grpo_variants.tensors.checks import check_number
 
 
@@ -30,11 +30,11 @@ class Sapo(Surrogate):
         check_number("surrogate.tau_pos", self.tau_pos, above=0)
         check_number("surrogate.tau_neg", self.tau_neg, above=0)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss, of the shape that ratio and advantages broadcast to."""
         tau = torch.full_like(x.advantages, self.tau_neg).masked_fill(x.advantages > 0, self.tau_pos)
         gate = torch.sigmoid(tau * torch.expm1(log_ratio)) * (4 / tau)
-        return Term(-gate * x.advantages)
+        return SurrogateOutput(-gate * x.advantages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +51,10 @@ class Quadratic(Surrogate):
         """Check the fields."""
         check_number("surrogate.range", self.range, above=0)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss, of the shape that ratio and advantages broadcast to."""
         excess = torch.expm1(log_ratio)
-        return Term(-(1 + excess) * x.advantages + x.advantages.abs() / (2 * self.range) * excess.square())
+        return SurrogateOutput(-(1 + excess) * x.advantages + x.advantages.abs() / (2 * self.range) * excess.square())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +73,9 @@ class Dro(Surrogate):
         """Check the fields."""
         check_number("surrogate.tau", self.tau, above=0)
 
-    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> Term:
+    def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T]."""
         penalty = 0.5 * self.tau * log_ratio.square()
         if log_ratio.shape[1] != x.logp.shape[1]:  # the loss is summed over tokens, and this term is the response's
             penalty = penalty / x.mask.sum(1, keepdim=True).clamp(min=1)
-        return Term(-x.advantages * x.logp + penalty)
+        return SurrogateOutput(-x.advantages * x.logp + penalty)

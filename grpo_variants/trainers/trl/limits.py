@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from grpo_variants.advantage.token_credit import OptimalToken
-from grpo_variants.filters import ZeroVariance
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.variant import Variant
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_variants.advantage.credit import Decoupled, Outcome
-from grpo_variants.filters import TopEntropy
+from grpo_variants.axes import choice_name
 from grpo_variants.objective.correction import (
     OffPolicyMask,
     SequenceMask,
@@ -19,8 +19,10 @@ from grpo_variants.objective.correction import (
     TokenTruncate,
 )
 from grpo_variants.objective.surrogate import Cispo, Clip, Gmpo
+from grpo_variants.objective.token_filter import TopEntropy
 from grpo_variants.rollout.overlong import Mask
-from grpo_variants.spec import choice_name, configure, spelt
+from grpo_variants.spec import configure
+from grpo_variants.spelling import spelt
 from grpo_variants.tensors.checks import unknown
 from grpo_variants.variant import Variant
 

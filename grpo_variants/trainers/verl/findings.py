@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_variants.axes import AXES, Stage
 from grpo_variants.fences import Meaningless, ways_out
 from grpo_variants.names import PREFIX, is_prefixed
-from grpo_variants.spec import read_options
+from grpo_variants.options import read_options
 from grpo_variants.trainers.verl import words
-from grpo_variants.variant import AXES, End
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Finding:
         return f"{self.text} Set {' or '.join(ways)}." if ways else self.text
 
 
-def between_ends(error: Meaningless, ends: Collection[End]) -> Finding:
+def between_ends(error: Meaningless, ends: Collection[Stage]) -> Finding:
     """Parts of the two ends that do not go together, and options that lead out; ends: those that take options."""
     fixes: list[Fix] = []
     for way in ways_out(error.variant):
-        rule = {key: value for key, value in way.items() if "advantage" in AXES[key.partition(".")[0]].ends}
+        rule = {key: value for key, value in way.items() if "advantage" in AXES[key.partition(".")[0]].stages}
         objective = {key: value for key, value in way.items() if key not in rule}
         if ("advantage" in ends or not rule) and ("objective" in ends or not objective):
             fixes.append(Fix(advantage=rule, objective=objective))

@@ -13,15 +13,17 @@ from torch import Tensor
 from grpo_variants.advantage.baseline import Greedy
 from grpo_variants.advantage.compute import advantages_of
 from grpo_variants.advantage.credit import Decoupled, Process
-from grpo_variants.filters import ZeroVariance
-from grpo_variants.inputs import Counts, Rollouts, Tokens
-from grpo_variants.objective.aggregation import Aggregation, LengthPower, PromptMean, drops_rows
+from grpo_variants.advantage.inputs import Rollouts
+from grpo_variants.axes import choice_name
+from grpo_variants.objective.aggregation import Aggregation, LengthPower, PromptMean
 from grpo_variants.objective.compute import loss_of
 from grpo_variants.objective.correction import GeometricMask, OffPolicyMask
+from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.kl import K3
 from grpo_variants.objective.surrogate import Aspo, PpoMask
+from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.rollout.overlong import Mask, Penalty
-from grpo_variants.spec import choice_name, spelt
+from grpo_variants.spelling import spelt
 from grpo_variants.trainers.verl import words
 from grpo_variants.trainers.verl.findings import Finding, Fix
 from grpo_variants.variant import Variant
@@ -137,7 +139,7 @@ def loss_refusals(variant: Variant) -> Iterator[Finding]:
         yield Finding(
             f"{variant.name}: verl adds the KL term itself, to every token.", (Fix(objective={"kl.exempt": "none"}),)
         )
-    if variant.surrogate.reads_old and variant.ratio.anchor == "rollout":
+    if "old_logp" in variant.surrogate.reads and variant.ratio.anchor == "rollout":
         yield Finding(
             f"{variant.name}: its surrogate reads the trainer's old policy and its ratio the engine's, and verl "
             "hands a policy loss one of the two.",
@@ -202,12 +204,12 @@ TAKES_KL = "aggregation.rows=signal takes responses out of the KL term too, whic
 
 def takes_kl(variant: Variant) -> bool:
     """Whether responses leave the loss with a KL term, which is the host's."""
-    return drops_rows(variant.aggregation) and variant.kl_in_loss
+    return variant.aggregation.drops_rows and variant.kl_in_loss
 
 
 def _reads(rule: Aggregation) -> str:
     """What of the step an aggregation goes by."""
-    if drops_rows(rule):
+    if rule.drops_rows:
         return "aggregation.rows=signal counts the tokens of all responses that have an advantage"
     word = choice_name("aggregation", rule)
     return f"aggregation={word} weighs a response by {_LENGTHS if rule.of_step else _TOKENS}"
@@ -262,7 +264,7 @@ def notes(variant: Variant) -> Iterator[str]:
         yield "verl's rejection also takes the response out of the KL term, while the step's token count still has it."
     if isinstance(variant.aggregation, PromptMean):
         yield "prompt_mean is exact where ppo_mini_batch_size equals train_batch_size, one update per batch."
-    if drops_rows(variant.aggregation):
+    if variant.aggregation.drops_rows:
         yield (
             "aggregation.rows=signal is exact where ppo_mini_batch_size equals train_batch_size, one update per batch."
         )

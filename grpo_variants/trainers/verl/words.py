@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from grpo_variants import filters
+from grpo_variants.axes import AXES, Stage, choice_name
 from grpo_variants.objective import aggregation, correction, surrogate
 from grpo_variants.objective import kl as divergence
-from grpo_variants.rollout import overlong
-from grpo_variants.spec import choice_name, written
-from grpo_variants.variant import AXES, End, Variant
+from grpo_variants.rollout import dynamic_sampling, overlong
+from grpo_variants.spelling import written
+from grpo_variants.variant import Variant
 
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
@@ -68,9 +68,9 @@ class Interpolation:
         return f"${{{self.key}}}"
 
 
-def axes_of(end: End) -> tuple[str, ...]:
-    """Axes that act at one end of a trainer."""
-    return tuple(axis for axis, about in AXES.items() if end in about.ends)
+def axes_of(stage: Stage) -> tuple[str, ...]:
+    """Axes that act at one stage."""
+    return tuple(axis for axis, about in AXES.items() if stage in about.stages)
 
 
 # ---- aggregation
@@ -90,7 +90,7 @@ def carried_over(rule: aggregation.Aggregation) -> aggregation.Aggregation | Non
 
     A policy loss sees a micro-batch, without groups; an estimator sees the whole batch.
     """
-    if isinstance(rule, aggregation.PromptMean) or aggregation.drops_rows(rule):
+    if isinstance(rule, aggregation.PromptMean) or rule.drops_rows:
         return aggregation.TokenMean()
     return aggregation.Constant(length=rule.length) if isinstance(rule, aggregation.LengthPower) else None
 
@@ -403,17 +403,17 @@ def prompts_of_step(get: Get) -> int:
 def filter_settings(variant: Variant) -> Settings:
     """The host's group filter."""
     rule = variant.filter
-    if not isinstance(rule, filters.ZeroVariance):
+    if not isinstance(rule, dynamic_sampling.ZeroVariance):
         return {f"{FILTER}.enable": False}
     return {f"{FILTER}.enable": True, f"{FILTER}.metric": rule.metric or "reward"}
 
 
-def read_filter(get: Get) -> filters.NoFilter | filters.ZeroVariance:
+def read_filter(get: Get) -> dynamic_sampling.NoFilter | dynamic_sampling.ZeroVariance:
     """The group filter of a configuration: drawn without a bound by the V1 trainer, none by the legacy one."""
     if not get(f"{FILTER}.enable") or not get(V1):
-        return filters.NoFilter()
+        return dynamic_sampling.NoFilter()
     metric = get(f"{FILTER}.metric")
-    return filters.ZeroVariance(metric=None if metric in (None, "reward") else str(metric), max_rounds=None)
+    return dynamic_sampling.ZeroVariance(metric=None if metric in (None, "reward") else str(metric), max_rounds=None)
 
 
 def overlong_settings(variant: Variant) -> Settings:

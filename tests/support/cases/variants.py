@@ -7,9 +7,9 @@ import torch
 from hypothesis import strategies as st
 
 import grpo_variants as gv
+from grpo_variants.axes import AXES
 from grpo_variants.fences import FENCES
-from grpo_variants.spec import resolved_values
-from grpo_variants.variant import AXES
+from grpo_variants.spelling import resolved_values
 from support.cases import objectives as cases_objectives
 
 TOKEN_INPUTS = ("logp", "old_logp", "ref_logp", "rollout_logp", "entropy", "draws")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import grpo_variants as gv
-from grpo_variants.inputs import read_tokens
+from grpo_variants.objective.inputs import read_tokens
 
 ROWS, WIDTH, VOCABULARY = 7, 5, 4
 GROUPS = torch.tensor([0, 1, 0, 1, 1, 2, 2])  # no group lies on one rank only in the first split

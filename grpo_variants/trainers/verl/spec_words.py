@@ -1,70 +1,20 @@
-"""A trainer's words in a spec string, and what they make of a variant: `epsilon_high` is TRL's word.
-
-TRL's are in `trl_words`; verl's are read here by the readers of `verl_words`, from the words that a spec string has.
-"""
+"""verl's words in a spec string, read by the readers of `words` from the words that the string has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from grpo_variants.catalogue import find
+from grpo_variants.axes import choice_name
+from grpo_variants.foreign_words import Tune, Word, word_in
 from grpo_variants.objective.aggregation import Constant
 from grpo_variants.objective.correction import OffPolicyMask
-from grpo_variants.spec import choice_name, configure
+from grpo_variants.spec import configure
 from grpo_variants.tensors.checks import check_choice
-from grpo_variants.trainers.trl.words import FLAG_KEYS, FLAGS, Tune
-from grpo_variants.trainers.verl import words as verl_words
+from grpo_variants.trainers.base import name_comes_first
+from grpo_variants.trainers.verl import words
 from grpo_variants.variant import Variant
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a trainer.
-
-    tune: what it makes of a variant; raises ValueError where it has no effect. keys: the keys of a spec string that say
-    the same where a variant has them.
-    """
-
-    trainer: str
-    tune: Tune
-    keys: tuple[str, ...] = ()
-
-
-def word_in(key: str) -> str | None:
-    """The trainer's word that a key of a spec string is, without the sections that it lies in; None for no word."""
-    parts = key.split(".")
-    return next((word for word in (".".join(parts[-2:]), parts[-1]) if word in WORDS), None)
-
-
-def value_of(text: Any) -> Any:
-    """A value as a trainer's configuration has it."""
-    plain = {"true": True, "false": False, "none": None, "null": None}
-    if not isinstance(text, str):
-        return text
-    if text.lower() in plain:
-        return plain[text.lower()]
-    try:
-        return text if "_" in text else float(text)  # verl joins two bounds by an underscore, Python thousands
-    except ValueError:
-        return text
-
-
-# TRL's words beside its flags
-
-
-def _low(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
-    return configure(variant, {"surrogate.low": value})
-
-
-def _another(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
-    found = find(str(value))
-    first = f": write {found.name}" if found is not None else ""
-    raise ValueError(f"the variant's name is the first word of a spec string{first}")
-
-
-# verl's words
 
 # verl's defaults, for the KL that a word switches on.
 _KL_DEFAULTS = {"kl_loss_type": "low_var_kl", "kl_loss_coef": 0.001, "kl_penalty": "kl", "kl_coef": 0.001}
@@ -74,7 +24,7 @@ def _loss_field(key: str) -> Tune:
     """A field of verl's policy loss, on a surrogate that has it."""
 
     def tune(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
-        own = verl_words.loss_fields(type(variant.surrogate))
+        own = words.loss_fields(type(variant.surrogate))
         # The more specific of two fields counts.
         said = [f for f, keys in own.items() if key in keys and not set(keys[: keys.index(key)]) & set(given)]
         if not said:
@@ -86,11 +36,11 @@ def _loss_field(key: str) -> Tune:
 
 def _loss_keys(key: str) -> tuple[str, ...]:
     """The keys of a spec string that a field of verl's policy loss stands for, on any surrogate."""
-    tables = (verl_words.DUAL_CLIP, verl_words.TAUS, verl_words.CLIP_COV, verl_words.KL_COV, verl_words.DRO)
+    tables = (words.DUAL_CLIP, words.TAUS, words.CLIP_COV, words.KL_COV, words.DRO)
     return tuple(dict.fromkeys(f"surrogate.{f}" for table in tables for f, keys in table.items() if key in keys))
 
 
-def _reader(given: Mapping[str, Any], **implied: Any) -> verl_words.Get:
+def _reader(given: Mapping[str, Any], **implied: Any) -> words.Get:
     """verl's configuration as far as a spec string says it, with what its words imply."""
 
     def get(key: str) -> Any:
@@ -101,19 +51,19 @@ def _reader(given: Mapping[str, Any], **implied: Any) -> verl_words.Get:
 
 
 def _aggregation(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
-    word = given.get("loss_agg_mode", verl_words.AGGREGATIONS[Constant])
-    check_choice("loss_agg_mode", word, dict.fromkeys(verl_words.AGGREGATIONS.values()))
-    rule: Any = verl_words.read_aggregation(_reader(given, loss_agg_mode=word))
+    word = given.get("loss_agg_mode", words.AGGREGATIONS[Constant])
+    check_choice("loss_agg_mode", word, dict.fromkeys(words.AGGREGATIONS.values()))
+    rule: Any = words.read_aggregation(_reader(given, loss_agg_mode=word))
     return replace(variant, aggregation=rule)
 
 
 def _kl(placement: str) -> Tune:
     """verl's KL term in the loss, or its penalty in the rewards."""
-    read = verl_words.read_kl_in_loss if placement == "loss" else verl_words.read_kl_in_reward
+    read = words.read_kl_in_loss if placement == "loss" else words.read_kl_in_reward
 
     def tune(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
         has = variant.kl
-        own = {**verl_words.kl_in_loss_settings(has), **verl_words.kl_in_reward_settings(has)}
+        own = {**words.kl_in_loss_settings(has), **words.kl_in_reward_settings(has)}
         implied = _KL_DEFAULTS | {key.rpartition(".")[2]: value for key, value in own.items()}
         part = read(_reader(given, **implied | {"use_kl_loss": True, "use_kl_in_reward": True}))
         off = given.get("use_kl_loss") is False or given.get("use_kl_in_reward") is False
@@ -136,7 +86,7 @@ def _correction(variant: Variant, value: Any, given: Mapping[str, Any]) -> Varia
         raise ValueError("rollout_rs needs rollout_rs_threshold, two numbers with an underscore between them")
     implied = {"rollout_is": level, "rollout_is_threshold": 2.0, "calculate_log_probs": True}
     own = tuple(part for part in variant.correction if isinstance(part, OffPolicyMask))
-    return replace(variant, correction=(*verl_words.read_correction(_reader(given, **implied)), *own))
+    return replace(variant, correction=(*words.read_correction(_reader(given, **implied)), *own))
 
 
 def _bypass(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
@@ -150,7 +100,7 @@ def _scaled(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
 
 
 def _filter(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
-    rule = verl_words.read_filter(_reader(given, enable=True, use_v1=True))
+    rule = words.read_filter(_reader(given, enable=True, use_v1=True))
     choice = choice_name("filter", rule)
     metric = getattr(rule, "metric", None)
     same = choice == choice_name("filter", variant.filter)
@@ -160,7 +110,7 @@ def _filter(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
 
 def _overlong(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
     implied = {"name": "dapo", "enable": True, "len": 4096, "penalty_factor": 1.0}
-    return replace(variant, overlong=verl_words.read_overlong(_reader(given, **implied)))
+    return replace(variant, overlong=words.read_overlong(_reader(given, **implied)))
 
 
 def _of_the_trainer(variant: Variant, value: Any, given: Mapping[str, Any]) -> Variant:
@@ -168,7 +118,7 @@ def _of_the_trainer(variant: Variant, value: Any, given: Mapping[str, Any]) -> V
 
 
 _KL_LOSS, _KL_REWARD = _kl("loss"), _kl("reward")
-_VERL: Mapping[str, Callable[..., Variant]] = {
+_TUNES: Mapping[str, Callable[..., Variant]] = {
     "loss_agg_mode": _aggregation,
     "loss_scale_factor": _aggregation,
     "use_kl_loss": _KL_LOSS,
@@ -188,8 +138,8 @@ _VERL: Mapping[str, Callable[..., Variant]] = {
     "overlong_buffer_cfg.enable": _overlong,
     "overlong_buffer_cfg.len": _overlong,
     "overlong_buffer_cfg.penalty_factor": _overlong,
-    "adv_estimator": _another,
-    "loss_mode": _another,
+    "adv_estimator": name_comes_first,
+    "loss_mode": name_comes_first,
     **dict.fromkeys(
         (
             "calculate_log_probs",
@@ -207,9 +157,6 @@ _VERL: Mapping[str, Callable[..., Variant]] = {
 }
 
 WORDS: Mapping[str, Word] = {
-    **{flag: Word("TRL", tune, FLAG_KEYS.get(flag, ())) for flag, tune in FLAGS.items()},
-    "epsilon_low": Word("TRL", _low, ("surrogate.low",)),  # an attribute of its trainer
-    "loss_type": Word("TRL", _another),
-    **{key.rpartition(".")[2]: Word("verl", _loss_field(key), _loss_keys(key)) for key in verl_words.LOSS_DEFAULTS},
-    **{key: Word("verl", tune) for key, tune in _VERL.items()},
+    **{key.rpartition(".")[2]: Word("verl", _loss_field(key), _loss_keys(key)) for key in words.LOSS_DEFAULTS},
+    **{key: Word("verl", tune) for key, tune in _TUNES.items()},
 }
