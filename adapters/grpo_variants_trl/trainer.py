@@ -14,8 +14,6 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from grpo_variants import Loss, Memory, Tokens, Variant
-from grpo_variants.advantage.baseline import Greedy
-from grpo_variants.advantage.credit import Process
 from grpo_variants.card import FILE_NAME, differences, read_card
 from grpo_variants.files import FileError
 from grpo_variants.objective.compute import loss_of
@@ -34,7 +32,6 @@ from grpo_variants_trl.rollout.capture import Sampled, sample
 from grpo_variants_trl.rollout.dynamic_sampling import Filled, Refill, refills
 from grpo_variants_trl.rollout.eos import stop_tokens, stopping_at, turn_ends
 from grpo_variants_trl.rollout.generation_batch import (
-    READS_ENTROPY,
     Gathered,
     drop_responses,
     filter_groups,
@@ -117,7 +114,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         self._refill = Refill(self) if refills(self.variant) else None
         self._head = ChunkedHead(self)
         self._packing, self._packing_text = choose_packing(self, getattr(config, "skip_zero_gradient_rows", None))
-        self._greedy = GreedyBaseline(self) if isinstance(self.variant.baseline, Greedy) else None
+        self._greedy = GreedyBaseline(self) if "greedy_rewards" in self.variant.rollout_inputs else None
         self._entropy_bonus = EntropyBonus(self) if self._entropy_bonus_enabled else None
         self.memory = Memory() if self.variant.remembers else None
         self.variant_card = make_card(self._choice, self.args, len(self.reward_funcs), engine=self.rollout_func is None)
@@ -151,7 +148,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         return [lines[0], *(f"  {line}" for line in lines[1:])]
 
     def _check_reward_names(self) -> None:
-        metric = getattr(self.variant.filter, "metric", None)
+        metric = self.variant.filter.metric
         if metric is not None and metric not in self.reward_func_names:
             known = [*self.reward_func_names, "none"]
             raise ValueError(unknown(f"filter.metric={metric!r} is no reward function", metric, known))
@@ -191,7 +188,7 @@ class VariantGRPOTrainer(GRPOTrainer):
         greedy = None if self._greedy is None else self._greedy(inputs, group_size)
         if self.variant.reads_old_logp:
             self._add_old_logps(out)
-        if isinstance(self.variant.credit, READS_ENTROPY):
+        if "entropy" in self.variant.rollout_inputs:
             self._add_entropy(out)
         seen = Gathered(self, sampled.batch, group_size)
         value = variant_advantages(self, out, seen, greedy, **self._remembered(inputs, out, training))
@@ -218,7 +215,7 @@ class VariantGRPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
-        if self.variant is None or not isinstance(self.variant.credit, Process):
+        if self.variant is None or "step_ends" not in self.variant.rollout_inputs:
             return calculate()
         rewards, self.scored = score_steps(self, calculate, prompts, completion_ids_list)
         return rewards

@@ -13,7 +13,7 @@ from grpo_variants.axes import AXES
 from grpo_variants.card import Card
 from grpo_variants.fences import Meaningless
 from grpo_variants.names import PREFIX
-from grpo_variants.objective.correction import Correction, OffPolicyMask
+from grpo_variants.objective.correction import Correction
 from grpo_variants.objective.kl import KL
 from grpo_variants.spec import configure, get
 from grpo_variants.spelling import resolved_values
@@ -102,7 +102,7 @@ def _kl(run: Run) -> KL | None:
 
 
 def _correction(run: Run, objective: Variant) -> tuple[Correction, ...]:
-    own = tuple(part for part in objective.correction if isinstance(part, OffPolicyMask))
+    own = tuple(part for part in objective.correction if "rollout_logp" not in part.reads)
     try:
         return (*words.read_correction(run.get), *own)
     except ValueError:  # a rejection of verl's that has no part here is named in the notes

@@ -9,15 +9,12 @@ from grpo_variants.advantage.scale import NoScale
 from grpo_variants.axes import choice_name
 from grpo_variants.numerics import numerics
 from grpo_variants.objective.aggregation import TokenMean
-from grpo_variants.objective.correction import OffPolicyMask
 from grpo_variants.objective.kl import KL
 from grpo_variants.options import read_options
-from grpo_variants.rollout.dynamic_sampling import NoFilter, ZeroVariance
-from grpo_variants.rollout.overlong import Keep, Mask, Penalty
+from grpo_variants.rollout.overlong import Penalty
 from grpo_variants.spec import configure
 from grpo_variants.trainers.verl import words
 from grpo_variants.trainers.verl.findings import Finding, Fix
-from grpo_variants.trainers.verl.limits import compares_siblings
 from grpo_variants.variant import Variant
 from grpo_variants_verl.settings import GAMMA_DEFAULT
 
@@ -51,7 +48,7 @@ def estimator_reports(variant: Variant, get: words.Get) -> Iterator[Finding]:
             f"norm_adv_by_std_in_grpo=False is read by verl's own grpo only, and {variant.name} divides.",
             (*_without_scale(variant), Fix({_BY_STD: True})),
         )
-    if get(words.RESPONSES) == 1 and compares_siblings(variant):
+    if get(words.RESPONSES) == 1 and variant.needs_siblings:
         yield Finding(
             f"{words.RESPONSES}=1: {variant.name} compares the responses of a prompt with each other, and of a prompt "
             "with one response every advantage is 0.",
@@ -74,12 +71,12 @@ def _without_scale(variant: Variant) -> Iterator[Fix]:
 def rollout_reports(variant: Variant, get: words.Get) -> Iterator[Finding]:
     """What verl samples against the rollout rule of a variant."""
     enabled = bool(get(f"{words.FILTER}.enable"))
-    if isinstance(variant.filter, ZeroVariance) and not enabled:
+    if variant.filter.drops and not enabled:
         yield Finding(
             f"{variant.name} draws new groups for those without signal, but verl's filter is off.",
             (Fix({**words.filter_settings(variant), words.V1: True}),),
         )
-    if isinstance(variant.filter, NoFilter) and enabled:
+    if not variant.filter.drops and enabled:
         yield Finding(
             f"{variant.name} trains on every group, but verl's filter draws new ones for those without signal.",
             (Fix(words.filter_settings(variant)),),
@@ -91,17 +88,17 @@ def rollout_reports(variant: Variant, get: words.Get) -> Iterator[Finding]:
 
 def _overlong(variant: Variant, get: words.Get) -> Iterator[Finding]:
     has = words.read_overlong(get)
-    if isinstance(variant.overlong, Penalty) and has != variant.overlong:
+    if variant.overlong.punishes and has != variant.overlong:
         yield Finding(
             f"{variant.name} punishes overlong responses, but verl's reward manager does not do it so.",
             (Fix(words.overlong_settings(variant)),),
         )
-    if isinstance(variant.overlong, Keep) and isinstance(has, Penalty):
+    if not variant.overlong.masks and not variant.overlong.punishes and has.punishes:
         yield Finding(
             f"{variant.name} does not punish overlong responses, but verl's reward manager does.",
             (Fix({f"{words.OVERLONG}.enable": False}),),
         )
-    if isinstance(variant.overlong, Mask) and not isinstance(has, Penalty):
+    if variant.overlong.masks and not has.punishes:
         buffer = max(1, int(get(words.MAX_LENGTH) or 0) // _BUFFER_SHARE)
         punished = replace(variant, overlong=Penalty(buffer=buffer))
         yield Finding(
@@ -154,7 +151,7 @@ def correction_reports(variant: Variant | None, get: words.Get) -> Iterator[Find
             f"{named} has no effect: verl computes no weight without the rollout engine's log-probabilities.",
             (Fix({words.ENGINE_LOGP: True}), Fix(words.NO_CORRECTION)),
         )
-    elif variant is not None and all(isinstance(part, OffPolicyMask) for part in variant.correction):
+    elif variant is not None and all("rollout_logp" not in part.reads for part in variant.correction):
         yield Finding(
             f"{named}: {variant.name} has no rollout correction, verl applies one.",
             (Fix(words.NO_CORRECTION), *_as_option(variant, get)),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants.advantage.compute import advantages_of
-from grpo_variants.advantage.credit import Process, RewardToGo
+from grpo_variants.advantage.credit import RewardToGo
 from grpo_variants.advantage.inputs import Rollouts
 from grpo_variants.functions import row_weights
 from grpo_variants.names import PREFIX
@@ -140,7 +140,7 @@ def padding_rows(index: Sequence[Any], mask: Tensor) -> Tensor:
 
 def _step_ends(variant: Variant, rewards: Tensor, mask: Tensor, config: Any) -> Tensor | None:
     """Where steps end, for process supervision: at every token with a reward."""
-    if not isinstance(variant.credit, Process):
+    if "step_ends" not in variant.rollout_inputs:
         return None
     if node_of(config).get("step_rewards") != "nonzero":
         raise Refused(step_rewards_needed(variant.name))

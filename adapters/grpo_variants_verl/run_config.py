@@ -9,16 +9,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 
-from grpo_variants.advantage.credit import Process
 from grpo_variants.axes import choice_name
 from grpo_variants.names import PREFIX, is_prefixed
 from grpo_variants.objective.aggregation import Aggregation, Constant, TokenMean
-from grpo_variants.objective.correction import OffPolicyMask
 from grpo_variants.registry import find
-from grpo_variants.rollout.mismatch import misled_by_truncation
 from grpo_variants.spec import configure
 from grpo_variants.spec import get as variant_of
 from grpo_variants.spelling import spelt
+from grpo_variants.trainers.sampling import misled_by_truncation
 from grpo_variants.trainers.verl import words
 from grpo_variants.trainers.verl.findings import Finding, Fix, Refused
 from grpo_variants.trainers.verl.limits import EXTRA_INPUTS, TAKES_KL, advantage_refusals, homogeneous, loss_refusals
@@ -165,7 +163,7 @@ def _reports(run: Run) -> Iterator[Finding]:
 
 def _estimator_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
     yield from advantage_refusals(variant, extra_inputs(run))
-    if isinstance(variant.credit, Process) and node_of(run.config.algorithm).get("step_rewards") is None:
+    if "step_ends" in variant.rollout_inputs and node_of(run.config.algorithm).get("step_rewards") is None:
         yield step_rewards_needed(variant.name)
 
 
@@ -174,7 +172,7 @@ def extra_inputs(run: Run) -> tuple[str, ...]:
     if not node_of(run.config.algorithm).get("extend_host"):
         return ()
     computed = run.get(words.SUM_PI_SQUARED) and not run.get(words.V1)
-    return EXTRA_INPUTS if computed else EXTRA_INPUTS[:1]
+    return EXTRA_INPUTS if computed else EXTRA_INPUTS - {"sum_pi_squared"}
 
 
 def _loss_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
@@ -203,7 +201,7 @@ def _loss_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
 
 
 def _correction_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
-    wanted = tuple(part for part in variant.correction if not isinstance(part, OffPolicyMask))
+    wanted = tuple(part for part in variant.correction if "rollout_logp" in part.reads)
     if not wanted:
         return
     try:
@@ -238,7 +236,7 @@ def _truncation_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
 
 def _by_token(variant: Variant) -> Iterator[Fix]:
     """The same with a weight per token, which a truncated distribution does not mislead."""
-    own = [choice_name("correction", part) for part in variant.correction if isinstance(part, OffPolicyMask)]
+    own = [choice_name("correction", part) for part in variant.correction if "rollout_logp" not in part.reads]
     changes = {"correction": "+".join(["token_truncate", *own])}
     weighed = configure(variant, changes)
     if not misled_by_truncation(weighed):

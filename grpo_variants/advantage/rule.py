@@ -11,7 +11,6 @@ from grpo_variants.advantage.reward_transform import NoTransform, Transform
 from grpo_variants.advantage.scale import NoScale, Scale
 from grpo_variants.advantage.selection import Everyone, Selection
 from grpo_variants.objective.kl import KL
-from grpo_variants.part import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +30,7 @@ class AdvantageRule:
     kl: KL | None = None
 
     @property
-    def advantage_parts(self) -> tuple[Part, ...]:
+    def advantage_parts(self) -> tuple[Selection | Transform | Baseline | Scale | Credit, ...]:
         """Every part but the KL."""
         return self.selection, self.transform, self.baseline, self.scale, self.credit
 
@@ -47,8 +46,16 @@ class AdvantageRule:
 
     @property
     def compares_group(self) -> bool:
-        """Whether a response is compared with the others to its prompt, so that a group of one means nothing."""
-        return self.baseline.of_group or self.scale.of_group or self.credit.own_rule
+        """Whether the other responses to a prompt enter an advantage, by whichever part."""
+        return self.credit.own_rule or any(part.of_group for part in self.advantage_parts)
+
+    @property
+    def needs_siblings(self) -> bool:
+        """Whether a response without others to its prompt has advantage 0, so that it teaches nothing."""
+        centred = self.baseline.of_group or self.scale.of_group or self.credit.of_group
+        # The reasoning steps of one response are compared with each other, and a memory has earlier responses.
+        alone = "step_ends" not in self.credit.reads and not self.remembers
+        return centred and alone and self.singleton == "zero"
 
     @property
     def remembers(self) -> bool:

@@ -24,12 +24,14 @@ class Aggregation(Part):
     """One weight per response.
 
     of_group: it needs the tokens of each response's group. of_length: it reads the lengths, and not only how many they
-    are. of_step: it reads the length of every response of the step, `Counts.lengths`.
+    are. of_step: it reads the length of every response of the step, `Counts.lengths`. of_tokens: it divides by the
+    tokens of other responses too, which a micro-batch does not show.
     """
 
     of_group: ClassVar[bool] = False
     of_length: ClassVar[bool] = True
     of_step: ClassVar[bool] = False
+    of_tokens: ClassVar[bool] = False
 
     @property
     def drops_rows(self) -> bool:
@@ -60,6 +62,7 @@ class TokenMean(Aggregation):
     """
 
     rows: Literal["all", "signal"] = added("all")
+    of_tokens: ClassVar[bool] = True
     of_length: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -81,6 +84,7 @@ class PromptMean(Aggregation):
     r"""\(w_i = 1/(P \sum_{j \in g} l_j)\): token mean in each group, mean over P prompts (DAPO as printed)."""
 
     of_group: ClassVar[bool] = True
+    of_tokens: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ("groups",)
     counts_read: ClassVar[tuple[str, ...]] = ("prompts",)
 
@@ -172,6 +176,7 @@ class LengthPower(Aggregation):
     alpha: float = 0.75
     length: float | None = None
     of_step: ClassVar[bool] = True
+    of_tokens: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the fields."""

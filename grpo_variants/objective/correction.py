@@ -25,7 +25,14 @@ _LOG_BOUND = 20.0
 
 
 class Correction(Part):
-    """A detached weight on the policy term."""
+    """A detached weight on the policy term.
+
+    weighs_tokens: it is the importance weight of each token by itself. Where the engine samples from a truncated
+    distribution (top_p, top_k), such a weight is right, left-out mass and all; anything else takes the left-out mass of
+    a response, which grows with its length, for mismatch.
+    """
+
+    weighs_tokens: ClassVar[bool] = False
 
     def __call__(self, x: Tokens) -> Tensor:
         """Detached weights [B, T] or [B, 1]."""
@@ -106,6 +113,7 @@ class _Band(_Mismatch):
 class TokenTruncate(_Truncate):
     r"""\(\min(w_{it}, \mathrm{cap})\): truncated importance sampling (Yao et al. 2025)."""
 
+    weighs_tokens: ClassVar[bool] = True
     pool = staticmethod(_token)
 
 
@@ -113,6 +121,7 @@ class TokenTruncate(_Truncate):
 class TokenMask(_Band):
     r"""\(w_{it}\, 1[\mathrm{low} \le w_{it} \le \mathrm{high}]\): masked importance sampling, IcePop (2510.18855)."""
 
+    weighs_tokens: ClassVar[bool] = True
     pool = staticmethod(_token)
 
 

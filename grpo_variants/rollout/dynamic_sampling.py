@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from grpo_variants.part import Part
 from grpo_variants.tensors.checks import check_number
 from grpo_variants.tensors.reading import groups_of, read_table, read_valid
 
@@ -36,13 +37,34 @@ def keep_groups(
     return kept[dense.ids]
 
 
+class GroupFilter(Part):
+    """Which groups are trained on. drops: those without signal are not."""
+
+    drops: ClassVar[bool] = False
+
+    @property
+    def metric(self) -> str | None:
+        """What has to vary within a group: None for the total reward, or the name of one reward function."""
+        return None
+
+    @property
+    def max_rounds(self) -> int | None:
+        """How often new prompts are drawn in place of dropped groups; None for no bound."""
+        return 0
+
+    @property
+    def draws_again(self) -> bool:
+        """Whether new prompts are drawn at all."""
+        return self.max_rounds != 0
+
+
 @dataclass(frozen=True, kw_only=True)
-class NoFilter:
+class NoFilter(GroupFilter):
     """Every group is trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZeroVariance:
+class ZeroVariance(GroupFilter):
     """Dynamic sampling: groups without signal are dropped and new prompts drawn (DAPO, arXiv 2503.14476).
 
     metric: what has to vary: none for the total reward, or the name of one reward function.
@@ -51,6 +73,7 @@ class ZeroVariance:
 
     metric: str | None = None
     max_rounds: int | None = 10
+    drops: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the fields."""

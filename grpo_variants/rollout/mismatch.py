@@ -10,10 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from grpo_variants.axes import choice_name
-from grpo_variants.objective.correction import TokenMask, TokenTruncate
 from grpo_variants.tensors.masked import low_and_high, masked_sum, select
-from grpo_variants.variant import Variant
 
 # The bound of the corrections: exp(20) is finite in float32, and so are sums of its square over a batch.
 _LOG_BOUND = 20.0
@@ -75,18 +72,3 @@ def _scored(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> tuple[Tenso
     with torch.no_grad():
         d = select(scored, (old_logp - rollout_logp).float())
         return scored, d.clamp(-_LOG_BOUND, _LOG_BOUND)
-
-
-# A token's weight exp(old - mu) is the importance weight of the distribution that was sampled from, left-out mass and
-# all. Anything else takes the left-out mass of a response, which grows with its length, for mismatch.
-WEIGHS_TOKENS = (TokenTruncate, TokenMask)
-
-
-def misled_by_truncation(variant: Variant) -> list[str]:
-    """Parts that a truncated sampling distribution (top_p, top_k) misleads where the engine reports its probabilities.
-
-    They read the engine's log-probabilities and do not weigh tokens one by one.
-    """
-    wrong = [part for part in variant.correction if not isinstance(part, WEIGHS_TOKENS)]
-    readers = [f"correction={choice_name('correction', part)}" for part in wrong]
-    return readers + (["ratio.anchor=rollout"] if variant.ratio.anchor == "rollout" else [])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from grpo_variants.part import Part
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.reading import read_lengths
 
@@ -37,10 +38,16 @@ def soft_overlong_penalty(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Overlong:
-    """statistics: whether a truncated response's reward stays in its group's statistics."""
+class Overlong(Part):
+    """What happens to a response that hit the length limit.
+
+    statistics: whether a truncated response's reward stays in its group's statistics. masks: it leaves the loss mask.
+    punishes: a penalty is added to its reward.
+    """
 
     statistics: Literal["keep", "drop"] = "keep"
+    masks: ClassVar[bool] = False
+    punishes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -48,17 +55,19 @@ class _Overlong:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep(_Overlong):
+class Keep(Overlong):
     """Truncated responses are trained on like any other."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mask(_Overlong):
+class Mask(Overlong):
     """Overlong filtering: truncated responses leave the loss mask (DAPO, arXiv 2503.14476)."""
+
+    masks: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Penalty(_Overlong):
+class Penalty(Overlong):
     """Soft overlong punishment, added to the reward (DAPO, arXiv 2503.14476).
 
     buffer: tokens before the limit over which it grows; has no default. factor: its largest size.
@@ -66,9 +75,14 @@ class Penalty(_Overlong):
 
     buffer: int
     factor: float = 1.0
+    punishes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
         check_number("overlong.buffer", self.buffer, above=0)
         check_number("overlong.factor", self.factor, above=0)
+
+    def penalty(self, lengths: Tensor | Sequence[int], limit: float) -> Tensor:
+        """What is added to the rewards of responses of these lengths under a length limit: [N]."""
+        return soft_overlong_penalty(lengths, limit, self.buffer, self.factor)

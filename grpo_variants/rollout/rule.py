@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from grpo_variants.rollout.dynamic_sampling import NoFilter, ZeroVariance
-from grpo_variants.rollout.overlong import Keep, Mask, Penalty
+from grpo_variants.rollout.dynamic_sampling import GroupFilter, NoFilter
+from grpo_variants.rollout.overlong import Keep, Overlong
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,5 +16,5 @@ class RolloutRule:
     """
 
     name: str = field(default="this rollout rule", compare=False)
-    filter: NoFilter | ZeroVariance = NoFilter()
-    overlong: Keep | Mask | Penalty = Keep()
+    filter: GroupFilter = NoFilter()
+    overlong: Overlong = Keep()

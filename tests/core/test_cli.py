@@ -10,6 +10,7 @@ import grpo_variants as gv
 from grpo_variants.cli import app
 from grpo_variants.spelling import resolved_values
 from grpo_variants.trainers import TRAINERS
+from grpo_variants.variant import UNCONFIRMED
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_list_names_every_variant_with_what_it_is(run):
 def test_show_says_what_was_confirmed_and_what_was_not(run):
     _, out, _ = run("show", "kimi_k15", columns=200)
     assert "confirmed: The loss and the centred rewards: the report, section 2.3.2.\n" in out
-    reason = "contrib: uses at least one value we could not find in the paper or its authors' code. The report does not give tau"
+    reason = f"contrib: {UNCONFIRMED}. The report does not give tau"
     assert reason in out
     assert "\ncontrib:" not in run("show", "grpo", columns=200)[1]
 

@@ -2,9 +2,12 @@
 
 import ast
 import functools
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import grpo_variants as gv
 
@@ -72,6 +75,75 @@ def test_the_oracle_shares_nothing_with_the_package():
     names = {name for part in parts for name in imported(part) if not f"{name}.".startswith("support.oracle.")}
     assert {name.partition(".")[0] for name in names} <= PLAIN
     assert len(parts) > 3
+
+
+# Lowest first; a module imports from its own layer and from those below it. A folder stands for all of its modules.
+LAYERS = (
+    ("tensors", "part", "names", "versions", "files", "numerics", "fast_paths", "reference"),
+    ("advantage.memory", "advantage.group_size", "advantage.inputs", "objective.inputs", "foreign_words"),
+    ("objective.ratio", "objective.kl", "objective.surrogate", "objective.correction", "objective.aggregation"),
+    ("objective.token_filter", "objective.metrics", "objective.rule", "objective.autograd"),
+    ("objective.fast", "objective.compute", "lm_head"),
+    ("advantage",),
+    ("rollout",),
+    ("parts", "axes", "spelling", "options", "fences", "registry"),
+    ("variant",),
+    ("advice", "spec", "catalogue"),
+    ("functions", "health"),
+    ("trainers",),
+    ("card",),
+    ("cli",),
+)
+
+
+def modules():
+    """Every module of the package by its name without the package's, with its syntax tree."""
+    for path in sorted(FOLDER.rglob("*.py")):
+        parts = path.relative_to(FOLDER).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if name:
+            yield name, ast.parse(path.read_text())
+
+
+MODULES = dict(modules())
+
+
+def arrows(name):
+    """The package's modules that a module imports, wherever in the file."""
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("grpo_variants"):
+            source = node.module.removeprefix("grpo_variants").removeprefix(".")
+            for alias in node.names:
+                inner = f"{source}.{alias.name}".removeprefix(".")
+                yield inner if inner in MODULES else source
+        elif isinstance(node, ast.Import):
+            yield from (a.name.partition(".")[2] for a in node.names if a.name.startswith("grpo_variants."))
+
+
+def layer_of(name):
+    """The number of a module's layer: that of the longest entry that names it or a folder around it."""
+    found = {entry: n for n, layer in enumerate(LAYERS) for entry in layer if f"{name}.".startswith(f"{entry}.")}
+    assert found, f"{name} is in no layer: add it to LAYERS"
+    return found[max(found, key=len)]
+
+
+GRAPH = {name: {arrow for arrow in arrows(name) if arrow and arrow != name} for name in MODULES}
+
+
+@pytest.mark.parametrize("name", GRAPH)
+def test_no_import_runs_from_a_lower_to_a_higher_layer(name):
+    above = {other for other in GRAPH[name] if layer_of(other) > layer_of(name)}
+    assert not above, f"{name} imports from a higher layer"
+
+
+def test_no_circle_of_imports():
+    order = graphlib.TopologicalSorter(GRAPH)
+    order.prepare()  # raises CycleError
+
+
+def test_every_layer_is_there():
+    for entry in (entry for layer in LAYERS for entry in layer):
+        assert any(f"{name}.".startswith(f"{entry}.") for name in GRAPH), entry
 
 
 def test_the_public_names_are_all_there():

@@ -7,10 +7,8 @@ from typing import Any
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
-from grpo_variants.advantage.credit import Decoupled
 from grpo_variants.card import Card
 from grpo_variants.rollout.dynamic_sampling import ZeroVariance
-from grpo_variants.rollout.overlong import Penalty
 from grpo_variants.variant import Variant
 from grpo_variants_trl.config.flags import Choice
 from grpo_variants_trl.rollout.sampling_params import decoding_note
@@ -53,7 +51,7 @@ def _effective(choice: Choice, args: GRPOConfig) -> dict[str, Any]:
 
 
 def _reads_length(variant: Variant) -> bool:
-    return variant.aggregation.lacks_length or isinstance(variant.overlong, Penalty)
+    return variant.aggregation.lacks_length or variant.overlong.punishes
 
 
 def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
@@ -64,13 +62,13 @@ def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
 def _doubts(variant: Variant, size: int, functions: int) -> list[str]:
     """What the size of the groups and the number of reward functions make of a variant."""
     notes = [f"{doubt.text} Set num_generations={doubt.draw}." for doubt in variant.doubts(size)]
-    alone = variant.credit.doubt_of(functions) if isinstance(variant.credit, Decoupled) else None
+    alone = variant.credit.doubt_of(functions)
     return notes if alone is None else [*notes, alone]
 
 
 def _notes(choice: Choice, args: GRPOConfig, engine: bool) -> list[str]:
     notes = []
-    if isinstance(choice.variant.filter, ZeroVariance):
+    if choice.variant.filter.drops:
         notes.append(_filter_note(choice.variant.filter))
     if _is_approximate(choice, args):
         notes.append("Token counts of an optimizer step that spans two generations follow TRL's rule, not exactly.")

@@ -93,10 +93,3 @@ def native_values(variant: Variant) -> dict[str, Any]:
     TRL's code builds the reference, masks and logs by these, and callbacks read and move them.
     """
     return TRL_DEFAULTS | flag_values(variant)
-
-
-def needs_group(variant: Variant) -> bool:
-    """Whether an advantage is a comparison within a prompt's group, so that one response per prompt teaches nothing."""
-    parts = (variant.selection, variant.transform, variant.baseline, variant.scale, variant.credit)
-    compares = any(getattr(part, "of_group", False) for part in parts)
-    return compares or getattr(variant.credit, "own_rule", False)

@@ -21,7 +21,6 @@ from grpo_variants_trl.config.flags import (
     changed_flags,
     choose,
     native_values,
-    needs_group,
 )
 
 # What GRPOTrainer of TRL 1.16 computes itself; any other word would fail in its first backward pass only.
@@ -181,7 +180,7 @@ class VariantGRPOConfig(GRPOConfig):
         """Whether TRL's refusal of one response per prompt, the last check that can fail here, does not apply."""
         if self.num_generations != 1 or self.choice is None or "at least 2 generations" not in str(error):
             return False
-        return not needs_group(self.choice.variant)
+        return not self.choice.variant.compares_group
 
 
 _UNSET = {"vllm_importance_sampling_clip_max": CLIP_MAX_UNSET}

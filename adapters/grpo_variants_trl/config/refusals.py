@@ -9,15 +9,11 @@ from typing import Any
 from torch import nn
 from trl import GRPOConfig
 
-from grpo_variants.advantage.baseline import Greedy
-from grpo_variants.advantage.credit import Process
 from grpo_variants.axes import choice_name
-from grpo_variants.rollout.dynamic_sampling import ZeroVariance
-from grpo_variants.rollout.overlong import Penalty
 from grpo_variants.rollout.steps import check_columns
 from grpo_variants.trainers.trl.limits import trl_refusals
 from grpo_variants.variant import Variant
-from grpo_variants_trl.config.flags import Choice, needs_group
+from grpo_variants_trl.config.flags import Choice
 from grpo_variants_trl.rollout.eos import ending_refusals
 from grpo_variants_trl.rollout.sampling_params import decoding_refusals
 from grpo_variants_trl.step.step_counts import (
@@ -52,7 +48,7 @@ def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iter
 
 def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> list[str]:
     reasons = [*_step_models(variant, given), *trl_refusals(variant)]
-    if args.num_generations == 1 and needs_group(variant):
+    if args.num_generations == 1 and variant.compares_group:
         reasons.append("it compares the responses of a prompt, and num_generations=1 leaves none. Set it to 2.")
     if variant.needs_rollout_logp and not args.use_vllm and given.get("rollout_func") is None:
         reasons.append(
@@ -67,7 +63,7 @@ def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> lis
             "train_dataset whose rows tell the tasks apart, or choose a variant without memory."
         )
     others = [name for name in ("rollout_func", "tools", "environment_factory") if given.get(name)]
-    if isinstance(variant.baseline, Greedy) and others:
+    if "greedy_rewards" in variant.rollout_inputs and others:
         reasons.append(
             "baseline=greedy draws a greedy response of one turn by TRL's own generation, which is not combined with "
             f"{' and '.join(others)}. Remove it, or choose another baseline."
@@ -77,12 +73,12 @@ def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> lis
 
 def _refill(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
     """Dynamic sampling needs groups, text prompts, and more prompts than one batch has."""
-    if not isinstance(variant.filter, ZeroVariance):
+    if not variant.filter.drops:
         return
     if args.num_generations == 1:
         yield "filter=zero_variance compares the responses of a prompt, and num_generations=1 leaves none. Set it to 2."
     rows = given.get("train_dataset")
-    if variant.filter.max_rounds == 0 or rows is None:
+    if not variant.filter.draws_again or rows is None:
         return
     names = _IMAGES & set(getattr(rows, "column_names", None) or ())
     if names:
@@ -126,7 +122,7 @@ def _reward_functions(given: Mapping[str, Any]) -> list[Any]:
 
 def _step_models(variant: Variant, given: Mapping[str, Any]) -> list[str]:
     """Reward models give TRL one number per response; from a model that scores tokens it would be the first of them."""
-    if not isinstance(variant.credit, Process) or given.get("reward_funcs") is None:
+    if "step_ends" not in variant.rollout_inputs or given.get("reward_funcs") is None:
         return []
     functions = _reward_functions(given)
     mend = "Call the model in a function under @gvt.step_rewards that returns its scores at the steps' ends."
@@ -157,7 +153,7 @@ def _lengths(variant: Variant, args: GRPOConfig) -> list[str]:
     if limit is None and variant.aggregation.lacks_length:
         word = choice_name("aggregation", variant.aggregation)
         return [f"aggregation={word} needs max_completion_length, or aggregation.length in the spec string."]
-    if isinstance(variant.overlong, Penalty) and (limit is None or variant.overlong.buffer > limit):
+    if variant.overlong.punishes and (limit is None or variant.overlong.buffer > limit):
         return [
             f"overlong.buffer={variant.overlong.buffer} does not fit into max_completion_length={limit}; allowed: at "
             "most that length."

@@ -18,7 +18,6 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.functional import pad
 
-from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.variant import Variant
 from grpo_variants_trl.rollout.capture import Log, Sampled, own_log, write_rows
 from grpo_variants_trl.rollout.prompts import PromptStream, task_text
@@ -38,7 +37,7 @@ class NoSignalError(RuntimeError):
 
 def refills(variant: Variant | None) -> bool:
     """Whether a variant draws new prompts for groups without signal."""
-    return variant is not None and isinstance(variant.filter, ZeroVariance) and variant.filter.max_rounds > 0
+    return variant is not None and variant.filter.draws_again
 
 
 @dataclass(eq=False)

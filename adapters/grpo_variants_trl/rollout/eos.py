@@ -14,7 +14,6 @@ from typing import Any
 from jinja2 import TemplateError
 from trl import GRPOConfig
 
-from grpo_variants.rollout.overlong import Mask
 from grpo_variants.variant import Variant
 
 _STOP_KEYS = ("eos_token_id", "stop_token_ids")
@@ -67,7 +66,7 @@ def stopping_at(trainer: Any, tokens: list[int]) -> Iterator[None]:
 
 def ending_refusals(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
     """A stop at a text leaves no token by which an overlong rule could tell an ended response from a truncated one."""
-    if not isinstance(variant.overlong, Mask) and variant.overlong.statistics == "keep":
+    if not variant.overlong.masks and variant.overlong.statistics == "keep":
         return
     texts = [key for key in _TEXT_KEYS if (args.generation_kwargs or {}).get(key)]
     if texts and given.get("rollout_func") is None:

@@ -8,11 +8,9 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from grpo_variants import Memory, Rollouts, Variant, soft_overlong_penalty
+from grpo_variants import Memory, Rollouts, Variant
 from grpo_variants.advantage.compute import advantages_and_rows
-from grpo_variants.advantage.token_credit import EntropyResponses, EntropyTokens
 from grpo_variants.objective.aggregation import with_signal
-from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.rollout.overlong import Penalty
 from grpo_variants_trl.rollout.capture import Sampled
 from grpo_variants_trl.rollout.greedy import GreedyPass
@@ -20,8 +18,6 @@ from grpo_variants_trl.rollout.prompts import task_text
 from grpo_variants_trl.rollout.rewards import total_rewards
 from grpo_variants_trl.rollout.signal import signal_of
 from grpo_variants_trl.step.step_counts import GROUP, KEEP, loss_mask
-
-READS_ENTROPY = (EntropyTokens, EntropyResponses)
 
 _NO_IMAGES = (
     "a rule that remembers prompts goes by their text, and these hold something else, such as images. Choose a variant "
@@ -89,7 +85,7 @@ def variant_advantages(
     variant = trainer.variant
     rewards, tokens = _rewards(trainer, seen, greedy), _token_inputs(variant, out, seen)
     steps = seen.steps
-    if steps is not None and isinstance(variant.overlong, Penalty):
+    if steps is not None and variant.overlong.punishes:
         steps = steps.with_outcome(rewards["rewards"][:, -1])
     rollouts = Rollouts(
         groups=seen.groups if groups is None else groups,
@@ -110,7 +106,7 @@ def _rewards(trainer: Any, seen: Gathered, greedy: GreedyPass | None) -> dict[st
     baseline = None if greedy is None else greedy.rewards
     if baseline is not None:
         valid = valid & ~total_rewards(trainer, baseline).isnan()
-    if isinstance(rule, Penalty):
+    if rule.punishes:
         rewards = _with_penalty(rewards, seen.lengths, rule, limit)
         baseline = None if greedy is None else _with_penalty(baseline, greedy.lengths, rule, limit)
         weights = torch.cat([weights, weights.new_ones(1)])
@@ -124,7 +120,7 @@ def _token_inputs(variant: Variant, out: dict[str, Any], seen: Gathered) -> dict
         named |= {"old_logp": "old_per_token_logps"}
     if variant.kl_in_reward:
         named |= {"ref_logp": "ref_per_token_logps"}
-    if isinstance(variant.credit, READS_ENTROPY):
+    if "entropy" in variant.rollout_inputs:
         named |= {"entropy": "entropy"}
     if not (named or variant.per_token):
         return {}
@@ -134,13 +130,13 @@ def _token_inputs(variant: Variant, out: dict[str, Any], seen: Gathered) -> dict
 
 def _with_penalty(rewards: Tensor, lengths: Tensor, rule: Penalty, limit: int) -> Tensor:
     """Rewards [N, K] with the soft overlong punishment as one more function: [N, K + 1]."""
-    penalty = soft_overlong_penalty(lengths, limit, rule.buffer, rule.factor)
+    penalty = rule.penalty(lengths, limit)
     return torch.cat([rewards, penalty.unsqueeze(1).to(rewards.dtype)], dim=1)
 
 
 def filter_groups(trainer: Any, batch: Sampled, seen: Gathered) -> Tensor | None:
     """Mark the responses of groups without signal as dropped; returns which of every rank's are kept, or None."""
-    if not isinstance(trainer.variant.filter, ZeroVariance):
+    if not trainer.variant.filter.drops:
         return None
     kept = signal_of(trainer, batch, seen.group_size).kept
     _keep(trainer, batch.out, seen.own(kept))

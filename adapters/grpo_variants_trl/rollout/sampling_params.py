@@ -12,7 +12,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from grpo_variants.rollout.mismatch import WEIGHS_TOKENS, misled_by_truncation
+from grpo_variants.trainers.sampling import misled_by_truncation
 from grpo_variants.variant import Variant
 
 _FLAGS = ("top_p", "top_k", "min_p", "repetition_penalty", "vllm_structured_outputs_regex")
@@ -158,7 +158,7 @@ def decoding_note(variant: Variant, args: GRPOConfig) -> str | None:
     settings = reshaped(args)
     if not settings:
         return None
-    if args.use_vllm and any(isinstance(part, WEIGHS_TOKENS) for part in variant.correction):
+    if args.use_vllm and any(part.weighs_tokens for part in variant.correction):
         return (
             f"Responses are drawn with {_text(settings)}; the correction's weights take that into account, and what "
             "is logged as mismatch holds it too."

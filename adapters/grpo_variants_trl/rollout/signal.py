@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from grpo_variants import GroupSignal, group_signal, keep_groups
-from grpo_variants.advantage.credit import Decoupled
 from grpo_variants_trl.rollout.capture import Sampled
 from grpo_variants_trl.rollout.rewards import total_rewards
 
@@ -59,7 +58,7 @@ def signal_of(trainer: Any, batch: Sampled, size: int) -> Signal:
     The total reward or one reward function's; each function's own where the variant normalises them one by one, any of
     the group's steps with process supervision. What length shaping adds later is not in it, so it cannot fake a signal.
     """
-    variant, metric = trainer.variant, getattr(trainer.variant.filter, "metric", None)
+    variant, metric = trainer.variant, trainer.variant.filter.metric
     weighted = batch.rewards * trainer.reward_weights.to(batch.rewards.device)
     valid, groups = batch.valid(trainer), _groups(weighted, size)
     if metric is not None:
@@ -68,7 +67,7 @@ def signal_of(trainer: Any, batch: Sampled, size: int) -> Signal:
     totals = total_rewards(trainer, batch.rewards)
     if batch.steps is not None:
         return Signal(totals, valid, batch.steps.with_signal(groups, valid), batch.fingerprints, size)
-    compared = weighted if isinstance(variant.credit, Decoupled) else totals
+    compared = weighted if variant.credit.per_function else totals
     return Signal(totals, valid, keep_groups(compared, groups, valid), batch.fingerprints, size)
 
 

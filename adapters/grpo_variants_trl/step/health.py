@@ -9,7 +9,6 @@ from transformers import TrainerCallback
 
 from grpo_variants.health import HealthCheck, Observation
 from grpo_variants.registry import found_exactly
-from grpo_variants.rollout.overlong import Mask
 from grpo_variants.variant import Variant
 
 LOG = logging.getLogger("grpo_variants_trl")
@@ -37,7 +36,7 @@ class HealthWatch(TrainerCallback):
             "all_wrong": groups["groups/all_wrong"],
             "identical": groups["groups/identical"],
         }
-        if isinstance(self.trainer.variant.overlong, Mask):
+        if self.trainer.variant.overlong.masks:
             self._rollout["overlong"] = log["completions/clipped_ratio"][-1]
 
     def loss(self, found: dict[str, float], loss_tokens: float, on_policy: bool) -> None:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from trl.trainer.utils import nanstd
 
-from grpo_variants import Loss, Tokens, keep_groups, soft_overlong_penalty
+from grpo_variants import Loss, Tokens, keep_groups
 from grpo_variants.rollout.mismatch import mismatch_extrema, mismatch_report, mismatch_sums
-from grpo_variants.rollout.overlong import Penalty
 from grpo_variants_trl.rollout.dynamic_sampling import Filled
 from grpo_variants_trl.rollout.generation_batch import Gathered
 from grpo_variants_trl.rollout.greedy import GreedyPass
@@ -123,8 +122,8 @@ class WindowMetrics:
             table.pop()
         table.extend(shown.tolist())
         rule = trainer.variant.overlong
-        if isinstance(rule, Penalty):
-            penalty = soft_overlong_penalty(seen.lengths, trainer.max_completion_length, rule.buffer, rule.factor)
+        if rule.punishes:
+            penalty = rule.penalty(seen.lengths, trainer.max_completion_length)
             log["gv/overlong_penalty"].append(penalty.mean().item())
         if greedy is not None:
             total = total_rewards(trainer, greedy.rewards)

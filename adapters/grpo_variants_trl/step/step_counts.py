@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from grpo_variants import Counts, Variant, row_weights
-from grpo_variants.objective.aggregation import TokenMean
 from grpo_variants.objective.metrics import divisors
-from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 
 GROUP = "gv_group"
 KEEP = "gv_keep"
@@ -138,9 +136,8 @@ def needs_whole_window(variant: Variant, *, entropy_bonus: bool = False) -> bool
     An entropy bonus does, since it is a mean over the step's tokens.
     """
     rule = variant.aggregation
-    counts_tokens = isinstance(rule, TokenMean) or rule.of_group or rule.of_step
-    excludes = getattr(rule, "empty_rows", "count") == "exclude" or isinstance(variant.filter, ZeroVariance)
-    return counts_tokens or excludes or variant.whole_batch or entropy_bonus
+    excludes = "nonempty" in rule.counts_read or variant.filter.drops
+    return rule.of_tokens or excludes or variant.whole_batch or entropy_bonus
 
 
 def may_be_approximate(variant: Variant) -> bool:

@@ -20,7 +20,6 @@ from grpo_variants.objective.correction import (
 )
 from grpo_variants.objective.surrogate import Cispo, Clip, Gmpo
 from grpo_variants.objective.token_filter import TopEntropy
-from grpo_variants.rollout.overlong import Mask
 from grpo_variants.spec import configure
 from grpo_variants.spelling import spelt
 from grpo_variants.tensors.checks import unknown
@@ -114,7 +113,7 @@ def _importance_sampling_level(variant: Variant, value: str, given: Mapping[str,
 
 
 def _mask_truncated(variant: Variant, value: bool, given: Mapping[str, Any]) -> Variant:
-    masks = isinstance(variant.overlong, Mask)
+    masks = variant.overlong.masks
     return variant if value == masks else configure(variant, {"overlong": "mask" if value else "keep"})
 
 
@@ -278,7 +277,7 @@ def _advantage_values(variant: Variant) -> dict[str, Any]:
     return {
         "scale_rewards": scales.get(choice_name("scale", variant.scale), "none"),
         "multi_objective_aggregation": "normalize_then_sum" if decoupled else "sum_then_normalize",
-        "mask_truncated_completions": isinstance(variant.overlong, Mask),
+        "mask_truncated_completions": variant.overlong.masks,
     }
 
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_variants.advantage.baseline import Greedy
-from grpo_variants.advantage.compute import advantages_of
-from grpo_variants.advantage.credit import Decoupled, Process
-from grpo_variants.advantage.inputs import Rollouts
-from grpo_variants.axes import choice_name
+from grpo_variants.axes import AXES, choice_name, parts_of
 from grpo_variants.objective.aggregation import Aggregation, LengthPower, PromptMean
-from grpo_variants.objective.compute import loss_of
-from grpo_variants.objective.correction import GeometricMask, OffPolicyMask
+from grpo_variants.objective.correction import GeometricMask
 from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.kl import K3
 from grpo_variants.objective.surrogate import Aspo, PpoMask
+from grpo_variants.part import Part
 from grpo_variants.rollout.dynamic_sampling import ZeroVariance
-from grpo_variants.rollout.overlong import Mask, Penalty
 from grpo_variants.spelling import spelt
 from grpo_variants.trainers.verl import words
 from grpo_variants.trainers.verl.findings import Finding, Fix
+from grpo_variants.trainers.verl.supplies import SUPPLIES
 from grpo_variants.variant import Variant
 
 
@@ -38,7 +34,7 @@ def advantage_form(variant: Variant) -> Variant:
 @lru_cache(maxsize=256)
 def loss_form(variant: Variant) -> Variant:
     """What a policy loss computes: the host adds the KL term, hands in rollout weights and sets the anchor."""
-    own = tuple(part for part in variant.correction if isinstance(part, OffPolicyMask))
+    own = tuple(part for part in variant.correction if "rollout_logp" not in part.reads)
     ratio = replace(variant.ratio, anchor="old") if variant.ratio.anchor == "rollout" else variant.ratio  # type: ignore[type-var]
     return replace(variant, kl=None, correction=own, ratio=ratio)
 
@@ -59,19 +55,20 @@ def advantage_refusals(variant: Variant, extra: Collection[str] = ()) -> Iterato
             (Fix(advantage={"selection": "none"}),),
         )
         return
-    complaint = _dry_run(variant, extra)
-    if complaint is None:
+    rule = advantage_form(variant)
+    missing = rule.rollout_inputs - SUPPLIED - set(extra)
+    if not missing:
         return
     extended: words.Settings = {words.EXTEND_HOST: True, words.V1: False}
-    if _dry_run(variant, ("old_logp",)) is not None:
+    if "sum_pi_squared" in missing:
         extended[words.SUM_PI_SQUARED] = True
-    fixes = (Fix(extended),) if _dry_run(variant, EXTRA_INPUTS) is None else ()
-    yield Finding(f"{variant.name}: verl does not hand this over to a plugin. {complaint}", fixes)
+    fixes = () if missing - EXTRA_INPUTS else (Fix(extended),)
+    yield Finding(f"{variant.name}: verl does not hand this over to a plugin. {_needs(rule, missing)}", fixes)
 
 
 def _other_trainer(variant: Variant) -> Finding | None:
     """What verl does for its own estimator only, or not at all."""
-    if isinstance(variant.baseline, Greedy):
+    if "greedy_rewards" in variant.rollout_inputs:
         own = Fix({words.ESTIMATOR: "remax", words.V1: False})
         return Finding(
             f"{variant.name}: verl draws greedy responses for its own estimator only, in the legacy trainer.", (own,)
@@ -81,7 +78,7 @@ def _other_trainer(variant: Variant) -> Finding | None:
             f"{variant.name}: it remembers the prompts of earlier steps, and verl gives every prompt a new uid in "
             "every step, so that none would be met again. It runs in TRL, and with gv.advantages in your own trainer."
         )
-    if isinstance(variant.credit, Decoupled):
+    if variant.credit.per_function:
         return Finding(
             f"{variant.name}: verl hands the values of single reward functions to its own estimator only, which is "
             "this one under conventions=verl, in the legacy trainer. Name the values in "
@@ -91,31 +88,19 @@ def _other_trainer(variant: Variant) -> Finding | None:
     return None
 
 
+# What an estimator gets: step ends are read from the rewards.
+SUPPLIED = frozenset({"mask", "lengths", "token_rewards", "step_ends"})
 # What verl hands to its own optimal_token_baseline only; `extend_host` hands it to every gv_ estimator, the sum of
 # squared probabilities where verl computes it (SUM_PI_SQUARED).
-_EXAMPLES = {"old_logp": -0.5, "sum_pi_squared": 0.5}
-EXTRA_INPUTS = tuple(_EXAMPLES)
+EXTRA_INPUTS = frozenset({"old_logp", "sum_pi_squared"})
 
 
-def _dry_run(variant: Variant, extra: Collection[str]) -> str | None:
-    """The complaint of an advantage rule that gets what verl hands over; None where there is none."""
-    return _complaint(lambda: _tried(variant, [0, 0, 1, 1], extra))
-
-
-def compares_siblings(variant: Variant) -> bool:
-    """Whether every advantage is 0 where each prompt has a single response."""
-    return _dry_run(variant, EXTRA_INPUTS) is None and not _tried(variant, [0, 1, 2, 3], EXTRA_INPUTS).any()
-
-
-def _tried(variant: Variant, groups: list[int], extra: Collection[str]) -> Tensor:
-    """Advantages of four responses, two of them right, with what verl hands over and with extra inputs."""
-    mask = torch.ones(4, 3, dtype=torch.bool)
-    token_rewards = torch.tensor([[0.0, 0.0, r] for r in (1.0, 0.0, 0.0, 1.0)])
-    given: dict[str, Any] = {name: torch.full((4, 3), _EXAMPLES[name]) for name in extra}
-    given["step_ends"] = mask if isinstance(variant.credit, Process) else None
-    rewards = token_rewards.sum(1)
-    rollouts = Rollouts(rewards=rewards, groups=groups, mask=mask, token_rewards=token_rewards, **given)
-    return advantages_of(advantage_form(variant), rollouts)
+def _needs(rule: Variant, missing: Collection[str]) -> str:
+    """Which part needs what is missing, and how verl would come by it."""
+    parts = [(axis, part) for axis in AXES for part in parts_of(rule, axis) if isinstance(part, Part)]
+    reads = {f"{axis}={choice_name(axis, part)}": sorted({*part.reads} & {*missing}) for axis, part in parts}
+    needs = [f"{choice} needs {', '.join(f'{n}=' for n in names)}." for choice, names in reads.items() if names]
+    return " ".join([*needs, *(SUPPLIES[name] for name in sorted(missing) if name in SUPPLIES)])
 
 
 # The nearest to `minirl` that verl has: the ratio to the old policy, times the old policy's to the engine, held at 5.
@@ -124,7 +109,7 @@ _ANCHORED = {"ratio.anchor": "old", "correction": "token_truncate", "correction.
 
 def loss_refusals(variant: Variant) -> Iterator[Finding]:
     """Why verl cannot give a policy loss what this objective needs; nothing where it can."""
-    if getattr(variant.aggregation, "empty_rows", "count") == "exclude":
+    if "nonempty" in variant.aggregation.counts_read:
         yield Finding(
             f"{variant.name}: aggregation.empty_rows=exclude needs the number of responses with a token, which verl "
             "does not count.",
@@ -157,12 +142,11 @@ def loss_refusals(variant: Variant) -> Iterator[Finding]:
     if over is not None:
         yield _carried_refusal(variant, over)
         return
-    logp = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]])
-    x = Tokens(logp=logp, mask=logp < 0, advantages=torch.ones_like(logp), old_logp=logp, rollout_logp=None)
-    counts = Counts(tokens=4, sequences=2, nonempty=2, length=2)
-    complaint = _complaint(lambda: loss_of(loss_form(variant), x, counts))
-    if complaint is not None:
-        yield Finding(f"{variant.name}: verl does not hand this over to a plugin. {complaint}")
+    objective = loss_form(variant)
+    missing = objective.token_inputs - {"old_logp"}
+    if missing:
+        text = f"{variant.name}: verl does not hand this over to a plugin. {_needs(objective, missing)}"
+        yield Finding(text)
 
 
 def rollout_refusals(variant: Variant) -> Iterator[str]:
@@ -237,25 +221,16 @@ def homogeneous(variant: Variant) -> bool:
     return torch.allclose(term(3.0), 3.0 * term(1.0))
 
 
-def _complaint(run: Callable[[], object]) -> str | None:
-    """What a dry run complains of; None where it runs."""
-    try:
-        run()
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 def notes(variant: Variant) -> Iterator[str]:
     """What verl does otherwise than the variant says, although it runs it."""
-    if isinstance(variant.overlong, Mask):
+    if variant.overlong.masks:
         yield (
             "verl does not mask truncated responses; its nearest is the soft punishment, "
             "overlong=penalty,overlong.buffer=<tokens>."
         )
-    if isinstance(variant.filter, ZeroVariance):
+    if variant.filter.drops:
         yield "verl's V1 trainer draws new prompts until the batch is full, without a bound on rounds."
-        if variant.filter.metric is None and isinstance(variant.overlong, Penalty):
+        if variant.filter.metric is None and variant.overlong.punishes:
             yield (
                 "verl's metric reward holds the overlong punishment, so lengths alone make a signal; filter.metric=acc "
                 "(score, where your reward function returns a dict) leaves it out."

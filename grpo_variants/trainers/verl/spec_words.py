@@ -9,7 +9,6 @@ from typing import Any
 from grpo_variants.axes import choice_name
 from grpo_variants.foreign_words import Tune, Word, word_in
 from grpo_variants.objective.aggregation import Constant
-from grpo_variants.objective.correction import OffPolicyMask
 from grpo_variants.spec import configure
 from grpo_variants.tensors.checks import check_choice
 from grpo_variants.trainers.base import name_comes_first
@@ -85,7 +84,7 @@ def _correction(variant: Variant, value: Any, given: Mapping[str, Any]) -> Varia
     if given.get("rollout_rs") and not given.get("rollout_rs_threshold"):
         raise ValueError("rollout_rs needs rollout_rs_threshold, two numbers with an underscore between them")
     implied = {"rollout_is": level, "rollout_is_threshold": 2.0, "calculate_log_probs": True}
-    own = tuple(part for part in variant.correction if isinstance(part, OffPolicyMask))
+    own = tuple(part for part in variant.correction if "rollout_logp" not in part.reads)
     return replace(variant, correction=(*words.read_correction(_reader(given, **implied)), *own))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from grpo_variants.advantage.baseline import Greedy
-from grpo_variants.advantage.credit import Outcome, Process
+from grpo_variants.advantage.credit import Outcome
 from grpo_variants.advantage.scale import NoScale
 from grpo_variants.names import PREFIX
 from grpo_variants.objective.aggregation import Aggregation
@@ -81,7 +81,7 @@ def _end_settings(variant: Variant, over: Aggregation | None) -> words.Settings:
         settings = {words.ESTIMATOR: "remax", words.V1: False}
     elif advantage:
         settings[words.OPTIONS] = advantage
-    if isinstance(variant.credit, Process):
+    if "step_ends" in variant.rollout_inputs:
         settings[words.STEP_REWARDS] = "nonzero"
     settings[words.LOSS_MODE] = word
     if objective:
