@@ -63,7 +63,7 @@ def _kl(objective: Objective, x: Tokens, log_ratio: Tensor) -> Tensor | None:
     """KL estimate a token [B, T], without its coefficient; None where the loss has no KL term."""
     if objective.kl is None or not objective.kl_in_loss:
         return None
-    estimate = objective.kl.per_token(x.logp, x.need("ref_logp", f"{objective.name}'s kl={objective.kl.estimator}"))
+    estimate = objective.kl.estimate(x.logp, x.need("ref_logp", f"{objective.name}'s kl={objective.kl.estimator}"))
     if objective.kl.weighted == "ratio":
         estimate = estimate * log_ratio.exp()
     if objective.kl.exempt is None:

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from grpo_variants.objective.block import Block
 from grpo_variants.part import Part, added
+from grpo_variants.tensors.bit_mask import chosen, keep, unchanged
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.masked import highest
 from grpo_variants.tensors.values import check_tensor
 
 
-def _k1(u: Tensor) -> Tensor:
-    return -u
+class Estimator(NamedTuple):
+    """A KL estimator: its value as a function of u = ref - logp, and that function's derivative by u."""
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
 
 
-def _k2(u: Tensor) -> Tensor:
-    return 0.5 * u.square()
-
-
-def _k3(u: Tensor) -> Tensor:
-    return torch.expm1(u) - u  # exp(u) - 1 loses every digit near u = 0
-
-
-def _abs(u: Tensor) -> Tensor:
-    return u.abs()
-
-
-ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {"k1": _k1, "k2": _k2, "k3": _k3, "abs": _abs}
+ESTIMATORS: Mapping[str, Estimator] = {
+    "k1": Estimator(lambda u: -u, lambda u: torch.full_like(u, -1.0)),
+    "k2": Estimator(lambda u: 0.5 * u.square(), lambda u: u),
+    # exp(u) - 1 loses every digit near u = 0.
+    "k3": Estimator(lambda u: torch.expm1(u) - u, torch.expm1),
+    "abs": Estimator(torch.abs, torch.sign),
+}
 
 
 def kl(
@@ -64,13 +63,21 @@ def kl(
         raise ValueError(f"ref_logp has shape {list(ref_logp.shape)}; allowed: logp's, {list(logp.shape)}.")
     u = ref_logp - logp
     u = u if bound is None else u.clamp(-bound, bound)
-    value = ESTIMATORS[estimator](u)
+    value = ESTIMATORS[estimator].value(u)
     value = value if value_bound is None else value.clamp(-value_bound, value_bound)
     if gradient == "own":
         return value
-    straight = _k2(u)
+    straight = ESTIMATORS["k2"].value(u)
     # Stop-gradient on the value and a zero-valued k2: the number of one estimator, the gradient of the other.
     return value.detach() + (straight - straight.detach())
+
+
+class KLTerm(NamedTuple):
+    """A KL estimate [b, T] with its derivatives by logp and, where it is weighted by the ratio, by the log ratio."""
+
+    value: Tensor
+    of_logp: Tensor
+    of_ratio: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +131,7 @@ class KL(Part):
         """Entropies, where tokens are exempt by them; the reference's log-probabilities go without saying."""
         return () if self.exempt is None else ("entropy",)
 
-    def per_token(self, logp: Tensor, ref_logp: Tensor) -> Tensor:
+    def estimate(self, logp: Tensor, ref_logp: Tensor) -> Tensor:
         """The estimate [B, T], without the coefficient."""
         return kl(
             self.estimator,
@@ -143,7 +150,26 @@ class KL(Part):
 
     def penalty(self, old_logp: Tensor, ref_logp: Tensor) -> Tensor:
         """What a token's reward is reduced by, beta * kl: [N, T], detached."""
-        return self.beta * self.per_token(old_logp, ref_logp).detach()
+        return self.beta * self.estimate(old_logp, ref_logp).detach()
+
+    def with_derivative(self, ratio: Tensor, block: Block, wanted_by: str) -> KLTerm:
+        """The loss's KL term for a block of responses, without the coefficient, with its derivatives."""
+        raw = -block.difference("ref_logp", wanted_by)
+        u = raw if self.bound is None else raw.clamp(-self.bound, self.bound)
+        full, slope = ESTIMATORS[self.estimator].value(u), ESTIMATORS[self.estimator].slope(u)
+        value = full if self.value_bound is None else full.clamp(-self.value_bound, self.value_bound)
+        if self.gradient == "k2":
+            slope = u
+        elif value is not full:
+            slope = keep(unchanged(full, value), slope)
+        slope = -slope if u is raw else -keep(unchanged(raw, u), slope)
+        if self.exempt is not None:
+            weight = self.weights(block.need_entropy("kl.exempt"), block.given.mask.bool())
+            paying = chosen(weight != 0, block.dtype)
+            value, slope = keep(paying, value) * weight, keep(paying, slope) * weight
+        if self.weighted == "none":
+            return KLTerm(value, slope)
+        return KLTerm(value * ratio, slope * ratio, value * ratio)
 
 
 @dataclass(frozen=True, kw_only=True)

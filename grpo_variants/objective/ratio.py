@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from grpo_variants.objective.block import Block
 from grpo_variants.objective.inputs import Tokens
 from grpo_variants.part import Part
+from grpo_variants.tensors.bit_mask import keep, unchanged
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.masked import masked_mean, masked_sum, select
+
+
+class LogRatio(NamedTuple):
+    """A log ratio, and what takes a derivative by it (of a row's sum, for one value per response) to one by logp."""
+
+    value: Tensor
+    back: Callable[[Tensor], Tensor]
 
 
 class Ratio(Part):
@@ -28,6 +38,10 @@ class Ratio(Part):
         """Log ratio of the policy now to its anchor."""
         raise NotImplementedError
 
+    def with_derivative(self, block: Block) -> LogRatio:
+        """What `__call__` gives for a block of responses, with its derivative; only asked where a class defines it."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoRatio(Ratio):
@@ -36,6 +50,10 @@ class NoRatio(Ratio):
     def __call__(self, x: Tokens) -> Tensor:
         """Zeros [B, T] that carry the gradient of logp."""
         return x.logp - x.logp.detach()
+
+    def with_derivative(self, block: Block) -> LogRatio:
+        """Zeros [b, T], whose derivative by logp is 1."""
+        return LogRatio(block.logp - block.logp, lambda slope: slope)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +91,19 @@ class _Bounded(Ratio):
         low = None if self.bound_low is None else -self.bound_low
         return log_ratio.clamp(low, self.bound_high)
 
+    def block_difference(self, block: Block) -> Tensor:
+        """`difference` of a block, 0 in the padding: [b, T]."""
+        name = "old_logp" if self.anchor == "old" else "rollout_logp"
+        return block.difference(name, f"ratio.anchor={self.anchor}")
+
+    def bounded(self, raw: Tensor) -> LogRatio:
+        """`clamp`, with its derivative: a clamped token has none."""
+        value = self.clamp(raw)
+        if value is raw:
+            return LogRatio(value, lambda slope: slope)
+        inside = unchanged(raw, value)
+        return LogRatio(value, lambda slope: keep(inside, slope))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRatio(_Bounded):
@@ -81,6 +112,10 @@ class TokenRatio(_Bounded):
     def __call__(self, x: Tokens) -> Tensor:
         """Log ratio [B, T]."""
         return self.clamp(self.difference(x))
+
+    def with_derivative(self, block: Block) -> LogRatio:
+        """Log ratio [b, T]."""
+        return self.bounded(self.block_difference(block))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +127,12 @@ class SequenceRatio(_Bounded):
     def __call__(self, x: Tokens) -> Tensor:
         """Log ratio [B, 1]."""
         return self.clamp(masked_mean(self.difference(x), x.mask))
+
+    def with_derivative(self, block: Block) -> LogRatio:
+        """Log ratio [b, 1]; each token has its share 1 / l of the derivative."""
+        lengths = block.lengths.clamp(min=1)
+        mean = self.bounded(block.per_row(self.block_difference(block)) / lengths)
+        return LogRatio(mean.value, lambda rows: mean.back(rows) / lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +164,11 @@ class SequenceTokenRatio(_Bounded):
         mean = masked_mean(self.difference(x), x.mask).detach()
         return self.clamp(mean + (x.logp - x.logp.detach()))
 
+    def with_derivative(self, block: Block) -> LogRatio:
+        """Log ratio [b, T]; the mean is a number, so each token's derivative is its own."""
+        mean = block.per_row(self.block_difference(block)) / block.lengths.clamp(min=1)
+        return self.bounded(mean + (block.logp - block.logp))
+
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceProduct(_Bounded):
@@ -133,3 +179,7 @@ class SequenceProduct(_Bounded):
     def __call__(self, x: Tokens) -> Tensor:
         """Log ratio [B, 1]."""
         return self.clamp(masked_sum(self.difference(x), x.mask))
+
+    def with_derivative(self, block: Block) -> LogRatio:
+        """Log ratio [b, 1]."""
+        return self.bounded(block.per_row(self.block_difference(block)))

@@ -12,10 +12,10 @@ from torch.testing import assert_close
 import grpo_variants as gv
 from benchmarks.measure import counted, peak_bytes
 from grpo_variants import fast_paths
-from grpo_variants.objective.fast import bit_mask
 from grpo_variants.objective.fast import loss as blocks
 from grpo_variants.objective.fast.analytic import covers
 from grpo_variants.objective.ratio import TokenRatio
+from grpo_variants.tensors import bit_mask
 from grpo_variants.tensors.masked import select
 
 # The families whose derivatives are worked out by hand.

@@ -81,6 +81,7 @@ def test_the_oracle_shares_nothing_with_the_package():
 LAYERS = (
     ("tensors", "part", "names", "versions", "files", "numerics", "fast_paths", "reference"),
     ("advantage.memory", "advantage.group_size", "advantage.inputs", "objective.inputs", "foreign_words"),
+    ("objective.block",),
     ("objective.ratio", "objective.kl", "objective.surrogate", "objective.correction", "objective.aggregation"),
     ("objective.token_filter", "objective.metrics", "objective.rule", "objective.autograd"),
     ("objective.fast", "objective.compute", "lm_head"),

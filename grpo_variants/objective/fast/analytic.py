@@ -1,4 +1,4 @@
-"""A block's loss, metrics and gradient by the tables of `slopes`: one pass, nothing kept for a backward."""
+"""A block's loss, metrics and gradient by the derivatives of its parts: one pass, nothing kept for a backward."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from grpo_variants.objective.autograd import weighted
+from grpo_variants.objective.block import Block
 from grpo_variants.objective.correction import combined, truncated
-from grpo_variants.objective.fast.bit_mask import BitMask, keep, otherwise
-from grpo_variants.objective.fast.block import Block
-from grpo_variants.objective.fast.slopes import RATIOS, SURROGATES, LogRatio, Penalty, Slope, penalty
 from grpo_variants.objective.inputs import Counts, Tokens
+from grpo_variants.objective.kl import KLTerm
 from grpo_variants.objective.metrics import RANGES, Loss, LossTerms
+from grpo_variants.objective.ratio import LogRatio
 from grpo_variants.objective.rule import Objective
+from grpo_variants.objective.surrogate import Slope
+from grpo_variants.tensors.bit_mask import BitMask, keep, otherwise
 
 
 class BlockResult(NamedTuple):
@@ -34,13 +36,14 @@ class _Terms(NamedTuple):
     block: Block
     log_ratio: LogRatio
     slope: Slope
-    kl: Penalty | None
+    kl: KLTerm | None
     parts: LossTerms
 
 
 def covers(objective: Objective) -> bool:
-    """Whether the tables have every part; a subclass of a part is another part."""
-    return type(objective.ratio) in RATIOS and type(objective.surrogate) in SURROGATES
+    """Whether ratio and surrogate have their derivatives by hand; a subclass of a part is another part."""
+    ratio, surrogate = type(objective.ratio), type(objective.surrogate)
+    return "with_derivative" in vars(ratio) and "derivative" in vars(surrogate)
 
 
 @torch.inference_mode()  # less to do for each kernel than without a gradient
@@ -80,11 +83,11 @@ def beta_of(objective: Objective) -> float:
 
 def _terms(objective: Objective, block: Block) -> _Terms:
     kl = None
-    log_ratio = RATIOS[type(objective.ratio)](objective.ratio, block)
+    log_ratio = objective.ratio.with_derivative(block)
     ratio = log_ratio.value.exp()
-    slope = SURROGATES[type(objective.surrogate)](objective.surrogate, log_ratio.value, ratio, block)
+    slope = objective.surrogate.derivative(log_ratio.value, ratio, block)
     if objective.kl is not None and objective.kl_in_loss:
-        kl = penalty(objective.kl, ratio, block, f"{objective.name}'s kl={objective.kl.estimator}")
+        kl = objective.kl.with_derivative(ratio, block, f"{objective.name}'s kl={objective.kl.estimator}")
     weight = cut = None
     if objective.correction or block.given.correction is not None:
         weight, cut = combined(objective.correction, block.x), truncated(objective.correction, block.x)

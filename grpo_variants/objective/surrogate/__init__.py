@@ -1,7 +1,7 @@
 """Surrogates: the per-token objective. Each maps (log ratio, tokens, counts) -> SurrogateOutput, unreduced."""
 
 from grpo_variants.objective.surrogate.asymmetric import Aspo, CeGppo, Dcpo, Fipo
-from grpo_variants.objective.surrogate.base import Surrogate, SurrogateOutput
+from grpo_variants.objective.surrogate.base import Slope, Surrogate, SurrogateOutput
 from grpo_variants.objective.surrogate.batch import Bapo, ClipCov, KlCov, M2po
 from grpo_variants.objective.surrogate.clipping import Clip, EntropyClip, Gmpo
 from grpo_variants.objective.surrogate.score import Band, Cispo, DppoKl, DppoTv, PpoMask, Reinforce, Topr, Vespo
@@ -28,6 +28,7 @@ __all__ = [
     "Quadratic",
     "Reinforce",
     "Sapo",
+    "Slope",
     "Surrogate",
     "SurrogateOutput",
     "Topr",

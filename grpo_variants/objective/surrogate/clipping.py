@@ -9,10 +9,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from grpo_variants.objective.block import Block
 from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.ratio import Ratio, TokenRatio
-from grpo_variants.objective.surrogate.base import Surrogate, SurrogateOutput
+from grpo_variants.objective.surrogate.base import Slope, Surrogate, SurrogateOutput
 from grpo_variants.part import added
+from grpo_variants.tensors.bit_mask import chosen, greater, keep, less, otherwise, pick, same, unchanged
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.masked import highest, masked_mean
 from grpo_variants.tensors.precision import Number
@@ -39,15 +41,23 @@ class Clip(Surrogate):
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
-        ratio, negative = log_ratio.exp(), x.advantages < 0
-        # The minimum of the two products is one clamp whose bounds depend on the sign of A: half the memory.
-        floor = torch.full_like(x.advantages, float("-inf")).masked_fill(negative, 1 - self.low)
-        ceiling = torch.full_like(x.advantages, 1 + self.high).masked_fill(negative, self.dual or float("inf"))
-        loss = -x.advantages * ratio.clamp(floor, ceiling)
-        with torch.no_grad():
-            clip_low = (ratio < 1 - self.low) & negative
-            clip_high = (ratio > 1 + self.high) & (x.advantages > 0)
-        return SurrogateOutput(loss, clip_low, clip_high)
+        return clip_between(log_ratio, x.advantages, 1 - self.low, 1 + self.high, self.dual)
+
+    def derivative(self, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
+        """Loss and flags as `__call__` has them, with the derivative by the log ratio."""
+        a = block.advantages
+        positive = greater(a, 0)
+        floor = less(a, 0).mul_(1 - self.low)  # a ratio is at least 0, so that 0 is no floor
+        ceiling = positive.reciprocal().mul_(1 + self.high)  # infinite where A <= 0
+        if self.dual is not None:
+            ceiling = _with_dual(positive, ceiling, 1 + self.high, self.dual)
+        clipped = torch.maximum(ratio, floor)
+        torch.minimum(clipped, ceiling, out=clipped)
+        low, high, free = greater(clipped, ratio), less(clipped, ratio), same(clipped, ratio)
+        loss = clipped.mul_(-a)
+        return Slope(
+            SurrogateOutput(loss, low, high if self.dual is None else high.mul_(positive)), of_ratio=free.mul_(loss)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +94,19 @@ class EntropyClip(Surrogate):
         """Loss and clip flags [B, T]."""
         floor, ceiling = self.bounds(x.need("entropy", "surrogate=entropy_clip").to(log_ratio.dtype), x.mask)
         return clip_between(log_ratio, x.advantages, floor, ceiling, self.dual)
+
+    def derivative(self, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
+        """Loss and flags as `__call__` has them, with the derivative by the log ratio."""
+        a, mask = block.advantages, block.given.mask.bool()
+        low, high = self.bounds(block.need_entropy("surrogate=entropy_clip"), mask)
+        positive = chosen(greater(a, 0), a.dtype)
+        floor = keep(chosen(less(a, 0), a.dtype), low)  # a ratio is at least 0, so that 0 is no floor
+        dual = float("inf") if self.dual is None else self.dual
+        ceiling = otherwise(positive, keep(positive, high), dual)
+        clipped = torch.minimum(torch.maximum(ratio, floor), ceiling)
+        low_cut, high_cut, free = greater(clipped, ratio), less(clipped, ratio), same(clipped, ratio)
+        loss = clipped.mul_(-a)
+        return Slope(SurrogateOutput(loss, low_cut, keep(positive, high_cut)), of_ratio=free.mul_(loss))
 
 
 def bounds_by_entropy(
@@ -129,6 +152,29 @@ class Gmpo(Surrogate):
         mean = _LOG_MEANS[self.mean](log_ratio.clamp(floor, ceiling), x.mask)
         return SurrogateOutput(-advantage * mean.exp(), log_ratio < floor, log_ratio > ceiling)
 
+    def derivative(self, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
+        """Loss and flags as `__call__` has them, with the derivative by the log ratio."""
+        a, lengths = block.advantages, block.lengths.clamp(min=1)
+        a = a if a.shape[1] == 1 else block.per_row(a) / lengths
+        ceiling = pick(chosen(greater(a, 0), a.dtype), self.high, float("inf"), a.dtype)
+        floor = pick(chosen(less(a, 0), a.dtype), -self.low, -float("inf"), a.dtype)
+        clipped = torch.minimum(torch.maximum(log_ratio, floor), ceiling)
+        inside = unchanged(clipped, log_ratio)
+        low, high = less(log_ratio, floor), greater(log_ratio, ceiling)
+        if self.mean == "harmonic":
+            # The smallest ratio is taken out, so that no power overflows; it may be the padding's 1.
+            least = clipped.amin(1, keepdim=True)
+            inverse = (least - clipped).exp()
+            total = otherwise(block.some, block.per_row(inverse), 1.0)
+            loss = -a * lengths / total * least.exp()
+            return Slope(
+                SurrogateOutput(loss, low, high),
+                of_ratio=loss,
+                spread=lambda rows: keep(inside, rows * (inverse / total)),
+            )
+        loss = -a * (block.per_row(clipped) / lengths).exp()
+        return Slope(SurrogateOutput(loss, low, high), of_ratio=loss, spread=lambda rows: keep(inside, rows / lengths))
+
 
 def _log_harmonic_mean(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """Logarithm of the harmonic mean of each row's ratios [B, 1]; 0 for a row without a token."""
@@ -145,13 +191,25 @@ _LOG_MEANS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def _with_dual(positive: Tensor, ceiling: Tensor, high: float, dual: float) -> Tensor:
+    """The ceiling with `dual` in place of infinity."""
+    if dual >= high:
+        return ceiling.clamp_(max=dual)
+    return pick(chosen(positive, positive.dtype), high, dual, positive.dtype)
+
+
 def clip_between(
     log_ratio: Tensor, advantages: Tensor, low: Number, high: Number, dual: float | None = None
 ) -> SurrogateOutput:
-    """PPO's clip between two bounds of the ratio, numbers or tensors; for A < 0 at most `dual`, or unbounded."""
+    """PPO's clip between two bounds of the ratio, numbers or tensors; for A < 0 at most `dual`, or unbounded.
+
+    Loss and clip flags of the shape that all of them broadcast to.
+    """
     ratio, negative = log_ratio.exp(), advantages < 0
     low, high = (torch.as_tensor(bound, dtype=ratio.dtype, device=ratio.device) for bound in (low, high))
+    # The minimum of the two products is one clamp whose bounds depend on the sign of A: half the memory.
     floor = torch.where(negative, low, float("-inf"))
     ceiling = torch.where(negative, float("inf") if dual is None else dual, high)
     loss = -advantages * ratio.clamp(floor, ceiling)
-    return SurrogateOutput(loss, negative & (ratio < low), (advantages > 0) & (ratio > high))
+    with torch.no_grad():
+        return SurrogateOutput(loss, negative & (ratio < low), (advantages > 0) & (ratio > high))

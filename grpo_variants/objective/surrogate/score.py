@@ -11,10 +11,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from grpo_variants.objective.block import Block
 from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.ratio import Ratio, SequenceProduct, TokenRatio
-from grpo_variants.objective.surrogate.base import Surrogate, SurrogateOutput
+from grpo_variants.objective.surrogate.base import Slope, Surrogate, SurrogateOutput
 from grpo_variants.part import added
+from grpo_variants.tensors.bit_mask import greater, less
 from grpo_variants.tensors.checks import check_choice, check_number
 
 
@@ -31,6 +33,11 @@ class Reinforce(Surrogate):
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T]."""
         return SurrogateOutput(-log_ratio.detach().exp() * x.advantages * x.logp)
+
+    def derivative(self, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
+        """Loss and flags as `__call__` has them, with the derivative by logp: the weight is detached."""
+        score = -ratio * block.advantages
+        return Slope(SurrogateOutput(score * block.logp), of_logp=score)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +75,14 @@ class Cispo(Surrogate):
         floor = 0.0 if self.low is None else 1 - self.low
         loss = -ratio.clamp(floor, self.ceiling) * x.advantages * x.logp
         return SurrogateOutput(loss, ratio < floor, ratio > self.ceiling)
+
+    def derivative(self, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
+        """Loss and flags as `__call__` has them, with the derivative by logp: the weight is detached."""
+        floor = 0.0 if self.low is None else 1 - self.low
+        score = -ratio.clamp(floor, self.ceiling) * block.advantages
+        return Slope(
+            SurrogateOutput(score * block.logp, less(ratio, floor), greater(ratio, self.ceiling)), of_logp=score
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

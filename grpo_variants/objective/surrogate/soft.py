@@ -8,9 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from grpo_variants.objective.block import Block
 from grpo_variants.objective.inputs import Counts, Tokens
 from grpo_variants.objective.ratio import Ratio, SequenceProduct, TokenRatio
-from grpo_variants.objective.surrogate.base import Surrogate, SurrogateOutput
+from grpo_variants.objective.surrogate.base import Slope, Surrogate, SurrogateOutput
+from grpo_variants.tensors.bit_mask import chosen, greater, pick
 from grpo_variants.tensors.checks import check_number
 
 
@@ -35,6 +37,13 @@ class Sapo(Surrogate):
         tau = torch.full_like(x.advantages, self.tau_neg).masked_fill(x.advantages > 0, self.tau_pos)
         gate = torch.sigmoid(tau * torch.expm1(log_ratio)) * (4 / tau)
         return SurrogateOutput(-gate * x.advantages)
+
+    def derivative(self, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
+        """Loss and flags as `__call__` has them, with the derivative by the log ratio."""
+        a = block.advantages
+        tau = pick(chosen(greater(a, 0), a.dtype), self.tau_pos, self.tau_neg, a.dtype)
+        gate = torch.sigmoid(tau * torch.expm1(log_ratio))
+        return Slope(SurrogateOutput(-gate * (4 / tau) * a), of_ratio=-4 * a * ratio * gate * (1 - gate))
 
 
 @dataclass(frozen=True, kw_only=True)

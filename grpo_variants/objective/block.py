@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from grpo_variants.objective.fast.bit_mask import BitMask, chosen, keep
 from grpo_variants.objective.inputs import Tokens
+from grpo_variants.tensors.bit_mask import BitMask, chosen, keep
 
 T = TypeVar("T")
 
