@@ -129,7 +129,7 @@ class OptimalToken(Credit):
     per_token: ClassVar[bool] = True
     of_group: ClassVar[bool] = True
     own_rule: ClassVar[bool] = True
-    reads: ClassVar[tuple[str, ...]] = ("mask", "old_logp", "sum_pi_squared")
+    reads: ClassVar[tuple[str, ...]] = ("mask", "sum_pi_squared", "old_logp")
 
     def __post_init__(self) -> None:
         """Check the fields."""

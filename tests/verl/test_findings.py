@@ -102,7 +102,7 @@ REFUSED = {
             f"{LOSS}=gv_dapo",
             *loss_options("tokens=all"),
         ],
-        "grpo_variants.spec: surrogate, surrogate.cap belongs to the other end.",
+        "grpo_variants.options: surrogate, surrogate.cap belongs to the other end.",
         [f"{later('scale=none')} {loss_later('tokens=all,surrogate=cispo,surrogate.cap=4')}"],
     ),
     "a loss's axis at the estimator, with a loss of verl's": (

@@ -98,7 +98,9 @@ EXTRA_INPUTS = frozenset({"old_logp", "sum_pi_squared"})
 def _needs(rule: Variant, missing: Collection[str]) -> str:
     """Which part needs what is missing, and how verl would come by it."""
     parts = [(axis, part) for axis in AXES for part in parts_of(rule, axis) if isinstance(part, Part)]
-    reads = {f"{axis}={choice_name(axis, part)}": sorted({*part.reads} & {*missing}) for axis, part in parts}
+    reads = {
+        f"{axis}={choice_name(axis, part)}": [name for name in part.reads if name in missing] for axis, part in parts
+    }
     needs = [f"{choice} needs {', '.join(f'{n}=' for n in names)}." for choice, names in reads.items() if names]
     return " ".join([*needs, *(SUPPLIES[name] for name in sorted(missing) if name in SUPPLIES)])
 
