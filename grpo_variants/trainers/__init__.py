@@ -15,8 +15,13 @@ for _trainer in TRAINERS.values():
     teach(_trainer)
 
 
+NO_BUILT_IN = "no counterpart: the trainer has no built-in for it"
+
+
 def verdicts_of(variant: Variant) -> dict[str, str]:
-    """What of each trainer equals a member, or why it has no counterpart there; by the trainer's name."""
+    """What of each trainer with an adapter equals a variant, or why it has no counterpart; by the trainer's name."""
     return {
-        name: trainer.verdicts[variant.name] for name, trainer in TRAINERS.items() if variant.name in trainer.verdicts
+        name: trainer.verdicts.get(variant.name, NO_BUILT_IN)
+        for name, trainer in TRAINERS.items()
+        if trainer.adapter is not None
     }

@@ -1,4 +1,13 @@
-"""What the tests try the wider family's surrogates, corrections and token filters on."""
+"""What the tests try the wider family's surrogates, corrections and token filters on.
+
+A field of a surrogate that is not named here is tried on values around its default: a new surrogate needs no line.
+"""
+
+from dataclasses import MISSING, fields
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from grpo_variants.objective.ratio import TokenRatio
+from grpo_variants.objective.surrogate import CHOICES
 
 # Values of fields that a random spec string draws from.
 FIELD_VALUES = {
@@ -171,3 +180,30 @@ NEEDED = {
     "m2po": {"surrogate.budget": 0.01},
     "kpop": {"correction.threshold": 0.05},
 }
+
+
+def around(surrogate, field):
+    """Two values of a field: its default, and another one near it."""
+    hint, value = get_type_hints(surrogate)[field.name], field.default
+    if get_origin(hint) is Literal:
+        return get_args(hint)[:2]
+    if value is MISSING or value is None:
+        return (0.5, 1.5) if value is MISSING else (None, 1.5)
+    return (value, value * 1.5 if value else 0.5)
+
+
+def base_of(word):
+    """A spec string on which a surrogate means something."""
+    ratios = CHOICES[word].ratios
+    return BASE_OF_CHOICE.get(word, "grpo" if not ratios or TokenRatio in ratios else PRODUCT)
+
+
+NEW = [
+    (word, surrogate, field)
+    for word, surrogate in CHOICES.items()
+    for field in fields(surrogate)
+    if not any(f"surrogate={word}" in spec and f"surrogate.{field.name}=" in spec for spec in SPECS)
+]
+SPECS += tuple(f"{base_of(w)},surrogate={w},surrogate.{f.name}={str(around(s, f)[1]).lower()}" for w, s, f in NEW)
+FIELD_VALUES = {f"surrogate.{f.name}": around(s, f) for _, s, f in NEW} | FIELD_VALUES
+PAIRS = {f"surrogate.{f.name}": around(s, f) for _, s, f in NEW} | PAIRS
