@@ -52,6 +52,7 @@ NEEDED = {
 }
 # Two values of each field that must differ in something.
 PAIRS = {
+    **cases_objectives.PAIRS,
     "baseline.forgetting": (0.5, 0.875),
     "baseline.prior": (0.5, 2.0),
     "baseline.process": (1e-5, 0.5),
@@ -115,7 +116,6 @@ PAIRS = {
     "aggregation.alpha": (0.5, 1.0),
     "tokens.fraction": (0.2, 0.5),
     "tokens.denominator": ("all", "kept"),
-    **cases_objectives.PAIRS,
 }
 # Settings without which two values of a field would be the same: eps is seen where it is not small.
 WITH = {"credit.eps_in": {"credit.eps": 0.3}, "scale.eps_in": {"scale.eps": 0.3}, **cases_objectives.WITH}

@@ -191,6 +191,7 @@ def loss_and_gradient(variant, case, dtype=torch.float64, counts=None, **changes
 
 # Values of every field that a spec string can set, small enough to matter for the cases above.
 FIELD_VALUES = {
+    **cases_objectives.FIELD_VALUES,
     "baseline.forgetting": (0.5, 0.875, 1.0),
     "baseline.prior": (0.5, 2.0),
     "baseline.process": (0.0, 1e-5, 0.1),
@@ -259,7 +260,6 @@ FIELD_VALUES = {
     "overlong.statistics": ("keep", "drop"),
     "overlong.buffer": (16, 4096),
     "overlong.factor": (0.5, 1.0),
-    **cases_objectives.FIELD_VALUES,
 }
 # Of one choice, where another one of its axis has a field of the same name.
 CHOICE_VALUES = {("entropy_responses", "over"): ("group", "side")}
