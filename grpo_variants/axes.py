@@ -47,7 +47,7 @@ AXES: Mapping[str, Axis] = {
         ("advantage",),
         {
             "none": reward_transform.NoTransform,
-            "verdict": reward_transform.Verdict,
+            "signed": reward_transform.Signed,
             "pass_at_k": reward_transform.PassAtK,
             "unlikeliness": reward_transform.Unlikeliness,
         },
@@ -144,6 +144,9 @@ AXES: Mapping[str, Axis] = {
     "overlong": Axis(("rollout",), {"keep": overlong.Keep, "mask": overlong.Mask, "penalty": overlong.Penalty}),
     "conventions": Axis(("advantage", "objective", "rollout"), numerics.WORDS, default="paper"),
 }
+
+# Choices that were called otherwise when they were first released: the card's hash goes by the first word.
+FIRST_WORDS: Mapping[str, Mapping[str, str]] = {"transform": {"signed": "verdict"}}
 
 # Axes whose choices are plain words and not parts.
 WORD_AXES: tuple[str, ...] = tuple(axis for axis, entry in AXES.items() if entry.default is not None)

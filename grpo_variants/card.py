@@ -17,7 +17,8 @@ from grpo_variants.numerics import numerics
 from grpo_variants.options import read_options
 from grpo_variants.registry import found_exactly
 from grpo_variants.spec import get
-from grpo_variants.spelling import resolved_values, spelt, without_added
+from grpo_variants.spelling import as_released, resolved_values, spelt
+from grpo_variants.trainers import TRAINERS
 from grpo_variants.variant import UNCONFIRMED, Variant
 from grpo_variants.versions import versions
 
@@ -25,17 +26,18 @@ FILE_NAME = "grpo_variant.json"
 _UNUSABLE = "delete it, since a card is only compared"
 # What an entry of a card's history has.
 _ENTRY = {"step", "key", "old", "new"}
-_PACKAGES = ("grpo-variants", "torch", "transformers", "peft", "accelerate", "trl", "verl")
+_TRAINERS = (trainer.adapter.package for trainer in TRAINERS.values() if trainer.adapter is not None)
+_PACKAGES = ("grpo-variants", "torch", "transformers", "peft", "accelerate", *_TRAINERS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """A variant as a run used it.
 
-    variant: what was run. host: the trainer, `trl` or `verl`. origins: where each value came from, by the keys of a
-    spec string. effective: what the host adds to the objective (a length, an entropy coefficient); part of the hash.
-    notes: sentences on what differs from the paper in this host. history: what was changed while it trained, with the
-    optimizer step, counted from 1, from which it holds; the rest of the card is what the run started with.
+    variant: what was run. host: the trainer. origins: where each value came from, by the keys of a
+    spec string. effective: what the trainer adds to the objective (a length, an entropy coefficient); part of the hash.
+    notes: sentences on what differs from the paper in this trainer. history: what was changed while it trained, with
+    the optimizer step, counted from 1, from which it holds; the rest of the card is what the run started with.
     """
 
     variant: Variant
@@ -47,10 +49,10 @@ class Card:
 
     @property
     def hash(self) -> str:
-        """Hash of the objective: two runs with the same hash ran the same one, whatever its name or host."""
+        """Hash of the objective: two runs with the same hash ran the same one, whatever its name or trainer."""
         # An axis on which nothing is chosen is left out, and a field that was added to a part where it is as before:
         # a new one then does not change the hash of the others.
-        values = without_added(resolved_values(self.variant))
+        values = as_released(resolved_values(self.variant))
         values = {k: v for k, v in values.items() if k != "conventions" and ("." in k or v != "none")}
         text = json.dumps({"values": values, "effective": dict(self.effective)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -230,7 +232,7 @@ def changed_since(card: Mapping[str, Any], former: str) -> str:
 
 
 def _flat(card: Mapping[str, Any]) -> dict[str, Any]:
-    values = without_added({key: entry["value"] for key, entry in card.get("values", {}).items()})
+    values = as_released({key: entry["value"] for key, entry in card.get("values", {}).items()})
     return values | dict(card.get("effective", {}))
 
 

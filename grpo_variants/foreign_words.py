@@ -1,4 +1,4 @@
-"""Words of trainers in a spec string, and what they make of a variant: `epsilon_high=0.28` where a user means TRL's.
+"""Words of trainers in a spec string, and what they make of a variant: `epsilon_high=0.28` for surrogate.high.
 
 Each trainer's folder teaches its own words; nothing here knows one.
 """
@@ -49,6 +49,8 @@ def value_of(text: Any) -> Any:
     if text.lower() in plain:
         return plain[text.lower()]
     try:
-        return text if "_" in text else float(text)  # verl joins two bounds by an underscore, Python thousands
+        return (
+            text if "_" in text else float(text)
+        )  # two bounds may be joined by an underscore, as thousands are in Python
     except ValueError:
         return text

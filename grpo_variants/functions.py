@@ -103,7 +103,7 @@ def policy_loss(
     With the step's counts, the losses of any split into micro-batches add up to the loss of the whole.
 
     Raises ValueError for a wrong shape, a missing input, an option without effect and, where looking costs no wait for
-    a device, for numbers that are no mask or no log-probabilities. Nothing synchronises with the host. Not done: no
+    a device, for numbers that are no mask or no log-probabilities. Nothing waits for the device. Not done: no
     entropy bonus, no division by the number of accumulated micro-batches.
     """
     objective = resolve(variant)

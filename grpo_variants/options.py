@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar, Union
 
 from grpo_variants.axes import AXES, WORD_AXES, choice_name, fields_of
-from grpo_variants.spelling import Draft, Drafts, with_choices
+from grpo_variants.spelling import Draft, Drafts, today, with_choices
 from grpo_variants.tensors.checks import shown, unknown
 
 V = TypeVar("V")
@@ -71,6 +71,8 @@ def _check_choices(name: str, axis: str, choice: str) -> None:
     known = AXES[axis].choices
     words = choice.split("+") if AXES[axis].joins else [choice]
     for word in words:
+        if today(axis, word) != word:
+            raise ValueError(f"{name}: {axis}={word} is called {axis}={today(axis, word)} now; write that.")
         if word not in known:
             raise ValueError(unknown(f"{name}: {axis}={choice!r} is unknown", word, known, f"choices of {axis}"))
     if len(words) != len(set(words)) or ("none" in words and len(words) > 1):

@@ -21,7 +21,7 @@ from grpo_variants.advantage.baseline import (
     Tracked,
 )
 from grpo_variants.advantage.credit import AdvantageParts, Credit, Decoupled, Outcome, Process, RewardToGo
-from grpo_variants.advantage.reward_transform import NoTransform, PassAtK, Transform, Unlikeliness, Verdict
+from grpo_variants.advantage.reward_transform import NoTransform, PassAtK, Signed, Transform, Unlikeliness
 from grpo_variants.advantage.scale import (
     BatchStd,
     Bernoulli,
@@ -155,6 +155,7 @@ __all__ = [
     "SequenceTruncate",
     "Shortest",
     "SignalShare",
+    "Signed",
     "SmoothedStd",
     "TokenFilter",
     "TokenMask",
@@ -165,7 +166,6 @@ __all__ = [
     "Tracked",
     "Transform",
     "Unlikeliness",
-    "Verdict",
     "ZeroVariance",
 ]
 __all__ += _surrogate.__all__

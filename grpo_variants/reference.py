@@ -1,6 +1,6 @@
 r"""The family in plain NumPy: float64, loops left to NumPy, gradients written out. It imports nothing of this package.
 
-Read this first. It says in a few lines what the rest says for every variant, host and shape, and the tests hold the
+Read this first. It says in a few lines what the rest says for every variant, trainer and shape, and the tests hold the
 two to each other. Symbols: P prompts, G responses per prompt, N = P G responses, T tokens, A strategies of a toy task;
 \(\rho = e^{\mathrm{logp} - \mathrm{old}}\).
 """

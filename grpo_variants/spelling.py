@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, cast
 
-from grpo_variants.axes import AXES, WORD_AXES, choice_name, parts_of
+from grpo_variants.axes import AXES, FIRST_WORDS, WORD_AXES, choice_name, parts_of
 from grpo_variants.numerics import numerics
 from grpo_variants.part import before
 
@@ -109,16 +109,25 @@ def _fields(drafts: list[Draft]) -> dict[str, Any]:
     }
 
 
-def without_added(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`resolved_values` less every field that came after its part and has the value of before (`added`)."""
+def today(axis: str, word: str) -> str:
+    """The word of today for a choice as an older card has it."""
+    return {old: new for new, old in FIRST_WORDS.get(axis, {}).items()}.get(word, word)
+
+
+def as_released(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`resolved_values` in the words of their first release, less fields that came later and have the value of before.
+
+    What a card's hash and a comparison of cards go by.
+    """
 
     def as_before(key: str, value: Any) -> bool:
         axis, _, rest = key.partition(".")
         choice, _, name = rest.rpartition(".")
-        part = AXES[axis].choices.get(choice or values[axis]) if axis in AXES and rest else None
+        part = AXES[axis].choices.get(today(axis, choice or values[axis])) if axis in AXES and rest else None
         return bool(before(part, name) == value)
 
-    return {key: value for key, value in values.items() if not as_before(key, value)}
+    kept = {key: value for key, value in values.items() if not as_before(key, value)}
+    return {key: FIRST_WORDS.get(key, {}).get(value, value) if "." not in key else value for key, value in kept.items()}
 
 
 def full_keys(record: Any, options: Mapping[str, str]) -> dict[str, str]:

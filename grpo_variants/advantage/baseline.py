@@ -295,6 +295,6 @@ def kalman_gains(process: float, measurement: float, variance: float, steps: int
 
 
 def _singletons(samples: Samples, rewards: Tensor, baseline: Tensor) -> Tensor:
-    """A group of one has no siblings: advantage 0 (singleton=zero) or the raw reward (singleton=raw, as verl)."""
+    """A group of one has no siblings: advantage 0 (singleton=zero) or the raw reward (singleton=raw)."""
     alone = rewards if samples.singleton == "zero" else torch.zeros_like(rewards)
     return torch.where(samples.groups.is_singleton(samples.valid), alone, baseline)

@@ -70,7 +70,7 @@ class Decoupled(Credit):
 
     \(a_i = \sum_k w_k (r_{ik} - b_k)/\mathrm{scale}_k\) over the functions that gave the response a reward, and
     \(A_i = (a_i - \operatorname{mean}_b a)/(\operatorname{std}_b a + \epsilon)\): a function with large rewards does
-    not drown the others. over: a batch of responses, or of tokens, where a long response weighs more (verl).
+    not drown the others. over: a batch of responses, or of tokens, where a long response weighs more.
     """
 
     eps: float = 1e-4

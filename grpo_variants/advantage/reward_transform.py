@@ -35,7 +35,7 @@ class NoTransform(Transform):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict(Transform):
+class Signed(Transform):
     r"""Right or wrong, \(r_i \mapsto\) `right` where \(r_i >\) `above`, else `wrong` (arXiv 2506.01347).
 
     Rewards of 0 and 1 or of -1 and 1 both do. W-REINFORCE lets the right ones count less, PSR and NSR drop one kind.

@@ -349,7 +349,7 @@ class SmoothedStd(Scale):
 
 
 def _singletons(samples: Samples, scale: Tensor) -> Tensor:
-    """A group of one that keeps its raw reward (singleton=raw, as in verl) is not scaled."""
+    """A group of one that keeps its raw reward (singleton=raw) is not scaled."""
     if samples.singleton == "zero":
         return scale
     return torch.where(samples.groups.is_singleton(samples.valid), torch.ones_like(scale), scale)

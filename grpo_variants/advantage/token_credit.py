@@ -120,7 +120,7 @@ class OptimalToken(Credit):
 
     \(A_{it} = G_{it} - B_t\), \(B_t = \sum_i G_{it} W_{it} / (\sum_i W_{it} + \epsilon)\) over the group's responses
     that have a token at t, \(W_{it} = \sum_{j\le t} (1 - 2\pi_{ij} + \sum_v \pi_{ij}(v)^2)\).
-    tail: where only the longest response is left, a baseline of `zero` as in verl, or its `own` return.
+    tail: where only the longest response is left, a baseline of `zero`, or its `own` return.
     Not done: weights of a mismatch between the trainer and the rollout engine.
     """
 

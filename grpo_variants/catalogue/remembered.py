@@ -30,7 +30,7 @@ REMEMBERED: tuple[Variant, ...] = (
             "Forgets at a constant rate, the lower end of the authors' range (0.875 to 0.96), where they follow how "
             "far the policy has moved: their rate is 0.96 when a prompt is new, and 0.875 once the policy has moved by "
             "0.0116 nats a token on it. Drawing prompts by their uncertainty, and first estimates from samples drawn "
-            "beforehand, are the host's. The prior of 0.5 is theirs without such samples; with them the first "
+            "beforehand, are the trainer's. The prior of 0.5 is theirs without such samples; with them the first "
             "estimates weigh 8 responses together, which a loaded memory can hold. Simple Policy Optimization, also "
             "called SPO, is another algorithm: simple_policy_optimization."
         ),

@@ -65,7 +65,7 @@ SCORE: tuple[Variant, ...] = (
         note=(
             "Its authors drop prompts without signal and do not draw others in their place; "
             "`filter=zero_variance` draws. They also drop a prompt for good once its pass rate is 0.9; that and "
-            "the output layer in float32 are the host's. The cap of 5 is one of the range that they find to work "
+            "the output layer in float32 are the trainer's. The cap of 5 is one of the range that they find to work "
             "alike."
         ),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_variants.advantage.baseline import GroupMean, NoBaseline, SecondBest
-from grpo_variants.advantage.reward_transform import PassAtK, Unlikeliness, Verdict
+from grpo_variants.advantage.reward_transform import PassAtK, Signed, Unlikeliness
 from grpo_variants.advantage.scale import Bernoulli, GroupStd
 from grpo_variants.advantage.selection import LargestAdvantage, MaxVariance, Mixed, Shortest
 from grpo_variants.catalogue.formulas import CLIP, CLIPPED
@@ -63,7 +63,7 @@ SELECTIVE: tuple[Variant, ...] = (
     ),
     Variant(
         name="w_reinforce",
-        transform=Verdict(right=0.1, wrong=-1.0),
+        transform=Signed(right=0.1, wrong=-1.0),
         ratio=TokenRatio(),
         surrogate=Clip(),
         aggregation=TokenMean(),
@@ -80,7 +80,7 @@ SELECTIVE: tuple[Variant, ...] = (
     ),
     Variant(
         name="psr",
-        transform=Verdict(right=1.0, wrong=0.0),
+        transform=Signed(right=1.0, wrong=0.0),
         ratio=TokenRatio(),
         surrogate=Clip(),
         aggregation=TokenMean(rows="signal"),
@@ -100,7 +100,7 @@ SELECTIVE: tuple[Variant, ...] = (
     ),
     Variant(
         name="nsr",
-        transform=Verdict(right=0.0, wrong=-1.0),
+        transform=Signed(right=0.0, wrong=-1.0),
         ratio=TokenRatio(),
         surrogate=Clip(),
         aggregation=TokenMean(rows="signal"),
@@ -120,7 +120,7 @@ SELECTIVE: tuple[Variant, ...] = (
     ),
     Variant(
         name="raft_pp",
-        transform=Verdict(right=1.0, wrong=0.0),
+        transform=Signed(right=1.0, wrong=0.0),
         ratio=TokenRatio(),
         surrogate=Clip(),
         kl=K3(beta=1e-3),

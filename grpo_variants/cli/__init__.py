@@ -1,1 +1,1 @@
-"""The command line: `grpo-variants list | show | trl | translate | doctor`."""
+"""The command line: `grpo-variants list | show | translate | doctor`, and a command per trainer with a launcher."""

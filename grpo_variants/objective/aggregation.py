@@ -144,7 +144,7 @@ class SequenceSum(_PerSequence):
 class Constant(_PerSequence):
     r"""\(w_i = 1/(N L)\) with a constant L (Dr. GRPO, arXiv 2503.20783).
 
-    length: L; none takes `counts.length`, the host's maximum completion length.
+    length: L; none takes `counts.length`, the trainer's maximum completion length.
     """
 
     length: float | None = None
@@ -205,7 +205,7 @@ class LengthPower(Aggregation):
 
 
 def _constant(choice: str, length: Number | None, counts: Counts) -> Number:
-    """The length that token sums are divided by: a rule's own, or the host's."""
+    """The length that token sums are divided by: a rule's own, or the trainer's."""
     length = counts.length if length is None else length
     if length is None:
         raise ValueError(

@@ -208,7 +208,7 @@ class Kpop(_Mismatch):
 
 
 def combined(parts: tuple[Correction, ...], x: Tokens) -> Tensor | None:
-    """Product of the parts' weights, or what the host handed in; None where there is neither."""
+    """Product of the parts' weights, or what the trainer handed in; None where there is neither."""
     if x.correction is not None:
         return x.correction
     weight: Tensor | None = None
@@ -219,7 +219,7 @@ def combined(parts: tuple[Correction, ...], x: Tokens) -> Tensor | None:
 
 
 def truncated(parts: tuple[Correction, ...], x: Tokens) -> Tensor | None:
-    """Where some part truncates its weight: [B, T] or [B, 1] bool; None where no part does, or the host has weighed."""
+    """Where some part truncates its weight: [B, T] or [B, 1] bool; None where no part does, or weights were given."""
     if x.correction is not None:
         return None
     found = [part.cuts(x) for part in parts if isinstance(part, _Truncate)]

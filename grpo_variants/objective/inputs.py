@@ -38,8 +38,8 @@ class Tokens:
     rollout_logp: [B, T] as reported by the rollout engine; needed with a correction.
     entropy: [B, T] entropy of the policy at each position, nats.
     groups: B hashable ids; needed with aggregation=prompt_mean.
-    row_weights: [B] weight per response, where the host has computed it from the whole step (`row_weights`).
-    correction: [B, T] or [B, 1] detached weights, where the host has computed them; used instead of the
+    row_weights: [B] weight per response, where the trainer has computed it from the whole step (`row_weights`).
+    correction: [B, T] or [B, 1] detached weights, where the trainer has computed them; used instead of the
         objective's own correction.
     keep: [B, T] or [B] bool, tokens or responses whose policy term counts; used instead of the objective's own
         token filter. The loss mask and the KL term are not touched.
@@ -158,8 +158,8 @@ class Counts:
 
     tokens: loss tokens. sequences: responses, empty ones included. prompts: prompt groups.
     nonempty: responses with at least one loss token; read by empty_rows=exclude only.
-    length: the constant of aggregation=constant, usually the host's maximum completion length.
-    grad_average: number of ranks whose gradients the host averages; the loss is multiplied by it.
+    length: the constant of aggregation=constant, usually the trainer's maximum completion length.
+    grad_average: number of ranks whose gradients the trainer averages; the loss is multiplied by it.
     thresholds: precomputed statistics that span the batch, by name (`entropy` for top_entropy).
     lengths: [N] loss tokens of every response; read by aggregation=length_power only.
     Numbers, or 0-d tensors. Raises ValueError for a number that counts nothing; a tensor's is not read back from its

@@ -68,7 +68,7 @@ class ZeroVariance(GroupFilter):
     """Dynamic sampling: groups without signal are dropped and new prompts drawn (DAPO, arXiv 2503.14476).
 
     metric: what has to vary: none for the total reward, or the name of one reward function.
-    max_rounds: how often new prompts are drawn before the batch stays short; 0 only drops, none for no bound (verl).
+    max_rounds: how often new prompts are drawn before the batch stays short; 0 only drops, none for no bound.
     """
 
     metric: str | None = None

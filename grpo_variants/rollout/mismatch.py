@@ -21,7 +21,7 @@ def mismatch_sums(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> dict[
 
     old_logp, rollout_logp: [B, T] log-probabilities by the trainer when sampled, and as the engine reported them; NaN
     for a token that the engine could not score, which is left out here. mask: [B, T] loss mask.
-    Nothing synchronises with the host, nothing carries a gradient.
+    Nothing waits for the device, nothing carries a gradient.
     """
     scored, d = _scored(old_logp, rollout_logp, mask)
     w = select(scored, d.exp())

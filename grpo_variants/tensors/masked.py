@@ -33,14 +33,14 @@ def low_and_high(value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def masked_quantile(value: Tensor, mask: Tensor, q: float) -> Tensor:
-    """Linear-interpolation quantile over every valid token, 0-d; without a host synchronisation.
+    """Linear-interpolation quantile over every valid token, 0-d; without waiting for the device.
 
     An empty mask gives +inf, so that a threshold keeps nothing.
     """
     beyond = value.new_full((1,), float("inf"))
     ordered = torch.cat([select(mask, value, float("inf")).flatten(), beyond]).sort().values
     position = (mask.sum() - 1).clamp(min=0) * q
-    # Gathered, since an index that is a 0-d tensor is read by the host.
+    # Gathered, since an index that is a 0-d tensor is read back from the device.
     below, above = ordered.gather(0, torch.stack([position.floor(), position.ceil()]).long()).unbind()
     return torch.where(below == above, below, below + (above - below) * (position - position.floor()))
 

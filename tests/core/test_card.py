@@ -12,7 +12,7 @@ import grpo_variants as gv
 from grpo_variants.card import FILE_NAME, Card, differences, former_spec, read_card, value_origins
 from grpo_variants.catalogue.former import FORMER
 from grpo_variants.files import FileError
-from grpo_variants.spelling import resolved_values, without_added
+from grpo_variants.spelling import as_released, resolved_values
 
 
 def card(spec="dapo", **more):
@@ -29,13 +29,13 @@ def test_the_hash_does_not_change_between_releases_without_a_reason(spec):
 def test_an_added_field_counts_where_it_says_something_new():
     assert card("m2po,surrogate.rule=mask").hash != card("m2po").hash
     assert card("grpo,kl.exempt=0.2").hash != card("grpo").hash
-    assert without_added(resolved_values(gv.get("m2po"))).keys() == resolved_values(gv.get("m2po")).keys() - {
+    assert as_released(resolved_values(gv.get("m2po"))).keys() == resolved_values(gv.get("m2po")).keys() - {
         "surrogate.rule",
         "aggregation.rows",
     }
     # The value that means what the part meant before, not the default, is what is left out.
-    assert "surrogate.first" in without_added(resolved_values(gv.get("bapo")))
-    assert "surrogate.first" not in without_added(resolved_values(gv.get("bapo,surrogate.first=floor")))
+    assert "surrogate.first" in as_released(resolved_values(gv.get("bapo")))
+    assert "surrogate.first" not in as_released(resolved_values(gv.get("bapo,surrogate.first=floor")))
 
 
 def test_a_card_of_before_a_field_was_added_does_not_differ_by_it():
@@ -308,3 +308,15 @@ def test_nor_does_one_of_a_member_that_has_not_changed():
     assert former_spec(card("dapo").as_dict()) is None
     told = differences(card("dapo").as_dict(), card("dapo,surrogate.high=0.3").as_dict())
     assert told == ["surrogate.high: 0.28 -> 0.3"]
+
+
+def test_a_choice_that_got_another_word_keeps_its_hash_and_compares_with_older_cards():
+    """transform=signed was called verdict: the same objective, the same hash, no difference; the old word is told."""
+    new = card("w_reinforce").as_dict()
+    assert new["values"]["transform"]["value"] == "signed"
+    older = {**new, "hash": "", "values": {**new["values"], "transform": {"value": "verdict", "origin": "paper"}}}
+    assert differences(older, new) == []
+    moved = card("w_reinforce,transform.right=0.2").as_dict()
+    assert differences(older, moved) == ["transform.right: 0.1 -> 0.2"]
+    with pytest.raises(ValueError, match=r"grpo: transform=verdict is called transform=signed now; write that\."):
+        gv.get("grpo,transform=verdict")

@@ -24,7 +24,7 @@ JOINED = (
     "spo,surrogate=cispo,kl=k3,kl.beta=0.1",
     "gtpo_entropy,surrogate=ce_gppo,kl=k2,kl.beta=0.1",
     "dcpo,selection=shortest,selection.keep=4",
-    "opo,transform=verdict,kl=k1,kl.beta=0.1,kl.placement=reward",
+    "opo,transform=signed,kl=k1,kl.beta=0.1,kl.placement=reward",
     "psr,baseline=leave_one_out,overlong=mask,overlong.statistics=drop",
 )
 
@@ -87,7 +87,7 @@ REFUSED = {
     "spo,credit=reward_to_go": "baseline=tracked remembers the rewards of earlier steps",
     "grpo,scale=kalman_std": "scale=kalman_std takes baseline=kalman",
     "dcpo,baseline=leave_one_out": "scale=smoothed_std takes baseline=group_mean",
-    "passk,credit=process": "transform=verdict changes a response's reward as a whole|process",
+    "passk,credit=process": "transform=signed changes a response's reward as a whole|process",
     "gdpo,kl=k1,kl.beta=0.1,kl.placement=reward": "a KL penalty belongs to none of them",
     "gdpo,baseline=greedy": "greedy rewards are known as a total",
     "rloo,singleton=raw,baseline=none": "singleton=raw has no effect",

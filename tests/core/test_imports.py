@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import grpo_variants as gv
+from grpo_variants.trainers import TRAINERS
 
 FOLDER = Path(gv.__file__).parent
 ORACLE = Path(__file__).parents[1] / "support" / "oracle"
@@ -140,6 +142,14 @@ def test_no_import_runs_from_a_lower_to_a_higher_layer(name):
 def test_no_circle_of_imports():
     order = graphlib.TopologicalSorter(GRAPH)
     order.prepare()  # raises CycleError
+
+
+def test_the_core_names_no_trainer():
+    """Neither in code nor in prose: what is known of one stands in its folder. The catalogue cites papers' code."""
+    named = re.compile(r"\b(?:" + "|".join({*TRAINERS, *(t.title for t in TRAINERS.values())}) + r")\b", re.IGNORECASE)
+    for path in FOLDER.rglob("*.py"):
+        if path.relative_to(FOLDER).parts[0] not in ("trainers", "catalogue"):
+            assert not named.search(path.read_text()), path
 
 
 def test_every_layer_is_there():

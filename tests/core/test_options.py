@@ -377,8 +377,8 @@ FENCED = {
         "baseline=greedy. Choose baseline=group_mean, baseline=leave_one_out, baseline=batch_mean, baseline=none, or "
         "credit=outcome."
     ),
-    "grpo_process,transform=verdict": (
-        "grpo_process: transform=verdict changes a response's reward as a whole and takes a credit that reads that; "
+    "grpo_process,transform=signed": (
+        "grpo_process: transform=signed changes a response's reward as a whole and takes a credit that reads that; "
         "got credit=process. Choose credit=outcome, or transform=none."
     ),
     "grpo,ratio=none": (

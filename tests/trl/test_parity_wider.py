@@ -65,7 +65,7 @@ def gamma_weights(monkeypatch):
         trainer.get_gamma_weights = GRPOTrainer.get_gamma_weights
         return trainer
 
-    monkeypatch.setattr("trl_stock_loss.stub", with_weights)
+    monkeypatch.setattr("support.trl.stock_loss.stub", with_weights)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -1,6 +1,6 @@
 """Surrogates that look at the whole batch: at covariances, at its balance, at its second moment.
 
-Each takes its statistic from `Counts.thresholds` where the host has computed it for the step (`thresholds` does), and
+Each takes its statistic from `Counts.thresholds` where the trainer has computed it for the step (by `thresholds`), and
 from the micro-batch otherwise. None waits for the device: order statistics are sorted and gathered on it.
 """
 

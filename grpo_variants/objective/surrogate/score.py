@@ -44,7 +44,7 @@ class Reinforce(Surrogate):
 class Cispo(Surrogate):
     r"""Clipped weight, \(-\mathrm{sg}[\mathrm{clip}(\rho, 1-\mathrm{low}, \mathrm{cap})]\, A\, \mathrm{logp}\).
 
-    cap: the largest weight itself (TRL's epsilon_high). high: the same as an offset, 1 + high (verl's clip_ratio_high);
+    cap: the largest weight itself. high: the same as an offset, 1 + high;
     one of the two, and none for the other. low: the smallest weight is 1 - low; none, as in the paper, for no floor.
     Reference: "MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention", arXiv 2506.13585.
     """

@@ -70,8 +70,8 @@ class Quadratic(Surrogate):
 class Dro(Surrogate):
     r"""Policy mirror descent, \(-A\, \mathrm{logp} + \frac{\tau}{2} d^2\), with a quadratic penalty on the log ratio.
 
-    With ratio=token d is each token's (Tinker, verl); with ratio=sequence_product it is the whole response's and counts
-    once a response, as in the paper. tau: weight of the penalty.
+    With ratio=token d is each token's, as trainers code it. With ratio=sequence_product it is the whole response's and
+    counts once per response, as in the paper. tau: weight of the penalty.
     Reference: "Kimi k1.5: Scaling Reinforcement Learning with LLMs", arXiv 2501.12599.
     """
 

@@ -27,13 +27,13 @@ from grpo_variants.variant import Variant
 
 @lru_cache(maxsize=256)
 def advantage_form(variant: Variant) -> Variant:
-    """What an estimator computes: the host has already taken a KL penalty off the rewards."""
+    """What an estimator computes: the trainer has already taken a KL penalty off the rewards."""
     return replace(variant, kl=None)
 
 
 @lru_cache(maxsize=256)
 def loss_form(variant: Variant) -> Variant:
-    """What a policy loss computes: the host adds the KL term, hands in rollout weights and sets the anchor."""
+    """What a policy loss computes: the trainer adds the KL term, hands in rollout weights and sets the anchor."""
     own = tuple(part for part in variant.correction if "rollout_logp" not in part.reads)
     ratio = replace(variant.ratio, anchor="old") if variant.ratio.anchor == "rollout" else variant.ratio  # type: ignore[type-var]
     return replace(variant, kl=None, correction=own, ratio=ratio)
@@ -189,7 +189,7 @@ TAKES_KL = "aggregation.rows=signal takes responses out of the KL term too, whic
 
 
 def takes_kl(variant: Variant) -> bool:
-    """Whether responses leave the loss with a KL term, which is the host's."""
+    """Whether responses leave the loss with a KL term, which is the trainer's."""
     return variant.aggregation.drops_rows and variant.kl_in_loss
 
 

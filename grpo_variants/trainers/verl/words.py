@@ -105,7 +105,7 @@ def aggregation_options(rule: aggregation.Aggregation) -> dict[str, str]:
 
 
 def aggregation_settings(variant: Variant) -> Settings:
-    """How the host aggregates what it adds itself: the KL term and the entropy bonus."""
+    """How the trainer aggregates what it adds itself: the KL term and the entropy bonus."""
     rule = variant.aggregation
     word = AGGREGATIONS.get(type(rule))
     if word is None:
@@ -122,7 +122,7 @@ def aggregation_settings(variant: Variant) -> Settings:
 def read_aggregation(get: Get) -> aggregation.Aggregation | None:
     """The aggregation of verl's own losses under a configuration; None for one that has no counterpart here."""
     word = get(AGGREGATION)
-    cls = next((cls for cls, host in AGGREGATIONS.items() if host == word), None)
+    cls = next((cls for cls, word_of in AGGREGATIONS.items() if word_of == word), None)
     if cls is aggregation.Constant:
         return aggregation.Constant(length=get(SCALE_FACTOR))
     return None if cls is None else cls()
@@ -142,7 +142,7 @@ _ESTIMATORS: Mapping[str, type[divergence.KL]] = {
 
 
 def kl_in_loss_settings(kl: divergence.KL | None) -> Settings:
-    """The KL term that the host adds to the policy loss."""
+    """The KL term that the trainer adds to the policy loss."""
     if kl is None or kl.placement != "loss" or kl.beta == 0:
         return {f"{ACTOR}.use_kl_loss": False}
     word = kl.estimator + ("+" if kl.gradient == "k2" and kl.estimator != "k2" else "")
@@ -150,7 +150,7 @@ def kl_in_loss_settings(kl: divergence.KL | None) -> Settings:
 
 
 def kl_in_reward_settings(kl: divergence.KL | None) -> Settings:
-    """The KL penalty that the host takes off the rewards."""
+    """The KL penalty that the trainer takes off the rewards."""
     if kl is None or kl.placement != "reward" or kl.beta == 0:
         return {"algorithm.use_kl_in_reward": False}
     return {
@@ -198,7 +198,7 @@ def _kl(word: str, beta: float, placement: Any) -> divergence.KL | None:
 
 
 def same_kl(a: divergence.KL | None, b: divergence.KL | None) -> bool:
-    """Whether two KL terms agree in all that the host lets a user set: estimator, coefficient, place, gradient."""
+    """Whether two KL terms agree in all that the trainer lets a user set: estimator, coefficient, place, gradient."""
     return _kl_words(a) == _kl_words(b)
 
 
@@ -265,7 +265,7 @@ def moved_fields(get: Get) -> dict[str, float]:
 
 
 def clip_settings(variant: Variant) -> Settings:
-    """The host's clip fields where the surrogate has a clip range."""
+    """The trainer's clip fields where the surrogate has a clip range."""
     low, high = getattr(variant.surrogate, "low", None), getattr(variant.surrogate, "high", None)
     if low is None or high is None:
         return {}
@@ -279,7 +279,7 @@ _NO_LOW, _NO_HIGH = 1e-9, 1e9
 
 
 def correction_settings(variant: Variant) -> Settings:
-    """The host's rollout correction for the parts that need the rollout engine's log-probabilities.
+    """The trainer's rollout correction for the parts that need the rollout engine's log-probabilities.
 
     Raises ValueError for a part without counterpart.
     """
@@ -401,7 +401,7 @@ def prompts_of_step(get: Get) -> int:
 
 
 def filter_settings(variant: Variant) -> Settings:
-    """The host's group filter."""
+    """The trainer's group filter."""
     rule = variant.filter
     if not isinstance(rule, dynamic_sampling.ZeroVariance):
         return {f"{FILTER}.enable": False}
@@ -417,7 +417,7 @@ def read_filter(get: Get) -> dynamic_sampling.NoFilter | dynamic_sampling.ZeroVa
 
 
 def overlong_settings(variant: Variant) -> Settings:
-    """The host's soft overlong punishment; nothing for the other choices, which it does not have."""
+    """The trainer's soft overlong punishment; nothing for the other choices, which it does not have."""
     rule = variant.overlong
     if not isinstance(rule, overlong.Penalty):
         return {}

@@ -379,11 +379,11 @@ SPECS = (
     *(f"grpo,selection={s},selection.keep={k}" for s in ("shortest", "efficient") for k in (1, 2)),
     *(f"rloo,transform=pass_at_k,transform.k={k}" for k in (1, 2, 3)),
     "grpo,transform=pass_at_k,scale=bernoulli",
-    "rloo,transform=verdict",
+    "rloo,transform=signed",
     "rloo,transform=unlikeliness,transform.of=sum",
     "rloo,transform=unlikeliness,transform.first=one",
     "grpo,transform=unlikeliness,transform.penalty=1",
-    "grpo,transform=verdict,transform.right=0.1,transform.wrong=0,transform.above=0.3",
+    "grpo,transform=signed,transform.right=0.1,transform.wrong=0,transform.above=0.3",
     # credit
     *(f"grpo_process,baseline={b},scale={s}" for b in ("none", "group_mean", "batch_mean") for s in ANY_SCALE),
     "grpo_process,scale.ddof=0,scale.eps_in=var,scale.eps=0.1,singleton=raw",

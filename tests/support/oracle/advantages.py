@@ -272,7 +272,7 @@ PER_TOKEN = ("entropy_tokens", "optimal_token")
 # Transforms: reward of a sample among all
 
 
-def verdict(values, sample, samples):
+def signed(values, sample, samples):
     return values["transform.right"] if sample.reward > values["transform.above"] else values["transform.wrong"]
 
 
@@ -296,7 +296,7 @@ def unlikeliness(values, sample, samples):
 
 TRANSFORMS = {
     "none": lambda values, sample, samples: sample.reward,
-    "verdict": verdict,
+    "signed": signed,
     "pass_at_k": pass_at_k,
     "unlikeliness": unlikeliness,
 }
