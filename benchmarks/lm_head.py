@@ -68,10 +68,10 @@ def recompute(b: Batch) -> tuple[Tensor, Tensor]:
     return out.logp, out.entropy
 
 
-def foresight(b: Batch) -> tuple[Tensor, Tensor]:
+def precomputed(b: Batch) -> tuple[Tensor, Tensor]:
     blank = torch.zeros_like(b.old_logp)
     x = b.tokens(blank, blank)
-    out = LMHead(weight=b.weight)(b.hidden, b.targets, foresight=precompute(VARIANT, x, b.counts, x.mask))
+    out = LMHead(weight=b.weight)(b.hidden, b.targets, precomputed=precompute(VARIANT, x, b.counts, x.mask))
     return out.logp, out.entropy
 
 
@@ -121,7 +121,7 @@ def three_products(b: Batch) -> Callable[[], Any]:
 def build(score: Score, name: str, words: int, rows: int, width: int) -> Setup:
     """A host's head and the written-out one against ours, with a trained and with a frozen head."""
     b = batch(words, rows, width)
-    scores = {name: score, "written out": written_out, "recompute": recompute, "foresight": foresight}
+    scores = {name: score, "written out": written_out, "recompute": recompute, "precomputed": precomputed}
     runs = {title: step(score, b, frozen=False) for title, score in scores.items()}
     runs |= {f"{title}, frozen": step(score, b, frozen=True) for title, score in scores.items()}
 

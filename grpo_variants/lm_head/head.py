@@ -4,8 +4,8 @@ With \(z = \mathrm{cap}(\mathrm{scale}\,(h W^\top + b)) / \mathrm{temperature}\)
 \(\mathrm{logp} = \log p_y\) and the position has the entropy \(H = -\sum_v p_v \log p_v\). Two ways to the gradient:
 
 * recompute, for any loss: the backward computes a chunk's logits again, four matrix products in all;
-* foresight: a loss whose dloss/dlogp is known while the logits are at hand needs three, and two with a frozen head.
-  The backward compares what it gets with what was foreseen, and computes again where they differ.
+* a precomputed gradient: a loss whose dloss/dlogp is known while the logits are at hand needs three, and two with a
+  frozen head. The backward compares the gradient it gets with this one, and computes again where they differ.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class TokenGradient(Protocol):
 class PrecomputedGradient:
     """What the gradient of the log-probabilities will be, and whether that turned out wrong.
 
-    gradient: exact up to one positive or negative factor for the whole batch. missed: set when a backward pass got
+    gradient: exact up to one positive or negative factor for the whole batch. mismatched: set when a backward pass got
     another gradient; that pass computed the products again.
     """
 
     gradient: TokenGradient
-    missed: bool = False
+    mismatched: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,24 +101,24 @@ class LMHead:
         targets: Tensor,
         *,
         mask: Tensor | None = None,
-        foresight: PrecomputedGradient | None = None,
+        precomputed: PrecomputedGradient | None = None,
     ) -> Scores:
         """Scores of `targets` [...] under `hidden` [..., H]; positions outside `mask` [...] are not computed.
 
-        foresight: the gradient, where it is known in advance; refused with float16 products, whose range needs the
+        precomputed: the gradient, where it is known in advance; refused with float16 products, whose range needs the
         loss scale.
         Raises ValueError for shapes that do not fit. Not done: no shift by one, and no second derivative.
         """
         _check_call(self, hidden, targets, mask)
         head = replace(self, dtype=self.dtype or dtype_of_products(hidden))
-        if foresight is not None and head.dtype == torch.float16:
+        if precomputed is not None and head.dtype == torch.float16:
             raise ValueError(
-                "foresight is not for float16, whose gradients vanish before the loss scale: leave it out."
+                "a precomputed gradient is not for float16, whose gradients vanish before the loss scale: leave it out."
             )
         if mask is None:
-            flat = _apply(head, hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), foresight)
+            flat = _apply(head, hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), precomputed)
             return Scores(*(value.view(targets.shape) for value in flat))
-        flat = _apply(head, hidden[mask], targets[mask], foresight)
+        flat = _apply(head, hidden[mask], targets[mask], precomputed)
         # Scattered, and not assigned: the result hangs on the model even where nothing is scored.
         return Scores(*(value.new_zeros(mask.shape).masked_scatter(mask, value) for value in flat))
 
@@ -130,10 +130,10 @@ def dtype_of_products(hidden: Tensor) -> torch.dtype:
 
 
 def _apply(
-    head: LMHead, hidden: Tensor, targets: Tensor, foresight: PrecomputedGradient | None
+    head: LMHead, hidden: Tensor, targets: Tensor, precomputed: PrecomputedGradient | None
 ) -> tuple[Tensor, Tensor]:
-    foresight = foresight if torch.is_grad_enabled() else None
-    return _Score.apply(hidden, head.weight, head.bias, targets, head, foresight)  # type: ignore
+    precomputed = precomputed if torch.is_grad_enabled() else None
+    return _Score.apply(hidden, head.weight, head.bias, targets, head, precomputed)  # type: ignore
 
 
 class _Score(torch.autograd.Function):
@@ -147,31 +147,31 @@ class _Score(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         head: LMHead,
-        foresight: PrecomputedGradient | None,
+        precomputed: PrecomputedGradient | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.head, ctx.foresight, ctx.foreseen = head, foresight, None
+        ctx.head, ctx.precomputed, ctx.products = head, precomputed, None
         with torch.autocast(hidden.device.type, enabled=False):
             work = _Work.of(head, hidden, weight, bias)
-            if foresight is None or not any(ctx.needs_input_grad):
+            if precomputed is None or not any(ctx.needs_input_grad):
                 return _scores(work, hidden, targets)
             sums = _Sums.zeros(ctx.needs_input_grad, work, hidden)
-            logp, entropy, slope = _scores_and_sums(work, sums, hidden, targets, foresight)
-            ctx.foreseen = (slope, sums)
+            logp, entropy, slope = _scores_and_sums(work, sums, hidden, targets, precomputed)
+            ctx.products = (slope, sums)
             return logp, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dlogp: Tensor | None, dentropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
-        foreseen, ctx.foreseen = ctx.foreseen, None  # used once, since the sums are scaled in place
-        if foreseen is not None:
-            slope, sums = foreseen
+        products, ctx.products = ctx.products, None  # used once, since the sums are scaled in place
+        if products is not None:
+            slope, sums = products
             factor = None if dlogp is None or dentropy is not None else _factor(dlogp, slope)
             if factor is not None:
                 return (*sums.times(factor).like(hidden, weight, bias), None, None, None)
-            ctx.foresight.missed = True
+            ctx.precomputed.mismatched = True
         with torch.autocast(hidden.device.type, enabled=False):
             work = _Work.of(ctx.head, hidden, weight, bias)
             sums = _Sums.zeros(ctx.needs_input_grad, work, hidden)
@@ -309,15 +309,15 @@ def _scores(work: _Work, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
 
 
 def _scores_and_sums(
-    work: _Work, sums: _Sums, hidden: Tensor, targets: Tensor, foresight: PrecomputedGradient
+    work: _Work, sums: _Sums, hidden: Tensor, targets: Tensor, precomputed: PrecomputedGradient
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores [N], and with the logits still at hand the products of the foreseen dloss/dlogp [N]."""
+    """Scores [N], and with the logits still at hand the products of the precomputed dloss/dlogp [N]."""
     logp, entropy, slope = (work.logits.new_empty(len(targets)) for _ in range(3))
     for at in work.chunks(len(targets)):
         low, y = hidden[at].to(work.weight.dtype), targets[at]
         z = work.project(low)
         work.statistics(z, y, logp[at], entropy[at])
-        slope[at] = g = foresight.gradient(logp[at], at).to(work.exact)
+        slope[at] = g = precomputed.gradient(logp[at], at).to(work.exact)
         rows = g.nonzero().squeeze(1)
         if len(rows) == len(g):
             sums.add(work, work.differentiate(z, y, g, None), low, at)
@@ -345,14 +345,14 @@ def _recompute(
         sums.add(work, work.differentiate(work.project(low), y, dlogp, dentropy), low, at)
 
 
-def _factor(got: Tensor, foreseen: Tensor) -> Tensor | None:
-    """The number that the gradient is of the foreseen one: 0-d, or None where it is no multiple of it."""
-    if len(foreseen) == 0:
+def _factor(got: Tensor, precomputed: Tensor) -> Tensor | None:
+    """Ratio of actual to precomputed gradient: 0-d, or None where they are not proportional."""
+    if len(precomputed) == 0:
         return got.new_ones(())
-    largest = foreseen.abs().argmax()
-    peak, tolerance = foreseen[largest], 64 * torch.finfo(foreseen.dtype).eps
+    largest = precomputed.abs().argmax()
+    peak, tolerance = precomputed[largest], 64 * torch.finfo(precomputed.dtype).eps
     factor = torch.where(peak == 0, torch.ones_like(peak), got[largest] / peak)
-    expected = factor * foreseen
+    expected = factor * precomputed
     close = (got - expected).abs() <= tolerance * (expected.abs() + expected[largest].abs())
     return factor if bool(close.all()) else None
 

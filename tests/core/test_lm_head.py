@@ -43,8 +43,8 @@ def written_out(hidden, weight, bias, targets, *, temperature=1.0, softcap=None,
     return logp.gather(-1, targets.unsqueeze(-1)).squeeze(-1), -(logp.exp() * logp).sum(-1)
 
 
-def scores(hidden, weight, bias, targets, foresight=None, **options):
-    out = LMHead(weight=weight, bias=bias, **options)(hidden, targets, foresight=foresight)
+def scores(hidden, weight, bias, targets, precomputed=None, **options):
+    out = LMHead(weight=weight, bias=bias, **options)(hidden, targets, precomputed=precomputed)
     return out.logp, out.entropy
 
 
@@ -134,13 +134,13 @@ def test_autocast_is_followed_by_the_products_and_by_nothing_else():
     upstream = (torch.randn(N), None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = scores(*inputs)
-        foreseen = scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: upstream[0][at]))
+        precomputed = scores(*inputs, precomputed=PrecomputedGradient(lambda logp, at: upstream[0][at]))
     assert_close(found, scores(*low), rtol=0, atol=3e-2)  # the bias is not rounded here
     assert (found[0] - scores(*inputs)[0]).abs().max() > 1e-3
-    assert_close(foreseen, found, rtol=0, atol=0)
+    assert_close(precomputed, found, rtol=0, atol=0)
     gradient = gradients(found, inputs[:3], upstream)
     assert {g.dtype for g in gradient} == {torch.float32}
-    assert_close(gradients(foreseen, inputs[:3], upstream), gradient)
+    assert_close(gradients(precomputed, inputs[:3], upstream), gradient)
     for ours, rounded in zip(gradient, gradients(scores(*low), low[:3], upstream), strict=True):
         assert (ours - rounded).norm() <= 2e-2 * rounded.norm()
 
@@ -179,7 +179,7 @@ def test_only_what_is_trained_gets_a_gradient(trained, known):
     for x, wanted in zip(inputs, trained, strict=False):
         x.requires_grad_(wanted)
     slope = torch.randn(N, dtype=torch.float64)
-    found = scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: slope[at]) if known else None)
+    found = scores(*inputs, precomputed=PrecomputedGradient(lambda logp, at: slope[at]) if known else None)
     upstream = (slope, None)
     ours, theirs = (gradients(v, inputs[:3], upstream) for v in (found, written_out(*inputs)))
     assert [g is not None for g in ours] == list(trained)
@@ -214,9 +214,9 @@ def test_memory_does_not_grow_with_the_number_of_tokens(known):
     count = 300
     hidden, weight, bias, targets = operands(count=count)
     slope = torch.ones(count, dtype=torch.float64)
-    foresight = PrecomputedGradient(lambda logp, at: slope[at]) if known else None
+    precomputed = PrecomputedGradient(lambda logp, at: slope[at]) if known else None
     with Sizes() as seen:
-        scores(hidden, weight, bias, targets, chunk=4, foresight=foresight)[0].sum().backward()
+        scores(hidden, weight, bias, targets, chunk=4, precomputed=precomputed)[0].sum().backward()
     assert max(shape[0] for shape in seen.shapes if V in shape and shape not in ((V, H), (H, V), (V,))) <= V
     assert max(math.prod(shape) for shape in seen.shapes) == count * H < count * V
 
@@ -281,18 +281,18 @@ def test_an_entropy_gradient_alone_is_enough_to_be_projected(projected):
 
 @pytest.mark.parametrize("factor", [1.0, -0.25, 3e4])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_foreseen_gradient_is_used_up_to_a_factor(options, factor, projected):
-    inputs, foresight = operands(), PrecomputedGradient(lambda logp, at: logp.exp() * (2.0 + torch.arange(N)[at]))
-    found = scores(*inputs, foresight=foresight, chunk=3, **options)
+def test_a_precomputed_gradient_is_used_up_to_a_factor(options, factor, projected):
+    inputs, precomputed = operands(), PrecomputedGradient(lambda logp, at: logp.exp() * (2.0 + torch.arange(N)[at]))
+    found = scores(*inputs, precomputed=precomputed, chunk=3, **options)
     upstream = (factor * found[0].detach().exp() * (2.0 + torch.arange(N)), None)
     ours = gradients(found, inputs[:3], upstream)
-    assert (foresight.missed, sum(projected)) == (False, N)
+    assert (precomputed.mismatched, sum(projected)) == (False, N)
     assert_close(ours, gradients(written_out(*inputs, **options), inputs[:3], upstream), rtol=1e-10, atol=1e-12)
 
 
-def test_a_foreseen_zero_makes_no_product(differentiated):
+def test_a_precomputed_zero_makes_no_product(differentiated):
     inputs, slope = operands(), torch.tensor([0.0, 0.0, 0.0, 0.0, 3.0, 1.0, 1.0], dtype=torch.float64)
-    found = scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: slope[at]), chunk=2)
+    found = scores(*inputs, precomputed=PrecomputedGradient(lambda logp, at: slope[at]), chunk=2)
     assert differentiated == [2, 1]
     assert_close(
         gradients(found, inputs[:3], (slope, None)), gradients(written_out(*inputs), inputs[:3], (slope, None))
@@ -302,46 +302,46 @@ def test_a_foreseen_zero_makes_no_product(differentiated):
 def test_rows_with_a_gradient_close_up_over_those_without():
     # A chunk of 100 rows is worked on in blocks of four.
     inputs, slope = operands(count=230), torch.randn(230, dtype=torch.float64) * (torch.arange(230) % 7 < 4)
-    found = scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: slope[at]), chunk=100)
+    found = scores(*inputs, precomputed=PrecomputedGradient(lambda logp, at: slope[at]), chunk=100)
     assert_close(
         gradients(found, inputs[:3], (slope, None)), gradients(written_out(*inputs), inputs[:3], (slope, None))
     )
 
 
 @pytest.mark.parametrize("wrong", ["one token", "entropy", "nothing", "nan"])
-def test_a_wrong_foresight_is_found_out_and_the_gradient_is_right(wrong):
+def test_a_wrong_precomputed_gradient_is_found_out_and_the_gradient_is_right(wrong):
     inputs, slope = operands(), torch.linspace(-1, 1, N, dtype=torch.float64)
-    foresight = PrecomputedGradient(lambda logp, at: slope[at])
-    found = scores(*inputs, foresight=foresight)
+    precomputed = PrecomputedGradient(lambda logp, at: slope[at])
+    found = scores(*inputs, precomputed=precomputed)
     changed = slope.clone()
     changed[2] += {"one token": 1e-8, "nan": float("nan")}.get(wrong, 0.0)
     upstream = (None if wrong == "nothing" else changed, torch.ones(N) if wrong in ("entropy", "nothing") else None)
     ours = gradients(found, inputs[:3], upstream)
-    assert foresight.missed
+    assert precomputed.mismatched
     assert_close(ours, gradients(written_out(*inputs), inputs[:3], upstream), equal_nan=True)
 
 
 def test_a_second_backward_pass_computes_again():
     inputs, slope = operands(), torch.linspace(-1, 1, N, dtype=torch.float64)
-    found, wanted = scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: slope[at])), written_out(*inputs)
+    found, wanted = scores(*inputs, precomputed=PrecomputedGradient(lambda logp, at: slope[at])), written_out(*inputs)
     for factor in (3.0, 1.0):
         ours, theirs = (gradients(values, inputs[:3], (factor * slope, None)) for values in (found, wanted))
         assert_close(ours, theirs)
 
 
-def test_foresight_without_gradient_or_tokens_is_harmless(projected):
+def test_precomputed_gradient_without_gradient_or_tokens_is_harmless(projected):
     hidden, weight, bias, targets = operands()
     with torch.no_grad():
-        scores(hidden, weight, bias, targets, foresight=PrecomputedGradient(lambda logp, at: 1 / 0))
-    out = scores(hidden[:0], weight, bias, targets[:0], foresight=PrecomputedGradient(lambda logp, at: 1 / 0))
+        scores(hidden, weight, bias, targets, precomputed=PrecomputedGradient(lambda logp, at: 1 / 0))
+    out = scores(hidden[:0], weight, bias, targets[:0], precomputed=PrecomputedGradient(lambda logp, at: 1 / 0))
     out[0].sum().backward()
     assert weight.grad.abs().sum() == 0
 
 
-def test_float16_is_refused_with_foresight():
+def test_float16_is_refused_with_precomputed_gradient():
     inputs = [x.half() if x.is_floating_point() else x for x in operands()]
-    with pytest.raises(ValueError, match="foresight is not for float16"):
-        scores(*inputs, foresight=PrecomputedGradient(lambda logp, at: logp))
+    with pytest.raises(ValueError, match="a precomputed gradient is not for float16"):
+        scores(*inputs, precomputed=PrecomputedGradient(lambda logp, at: logp))
 
 
 # PrecomputedGradient from a variant
@@ -359,7 +359,7 @@ SPECS = [
 
 @pytest.mark.parametrize("on_policy", [True, False], ids=["on-policy", "off-policy"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_what_a_variant_foresees_is_its_gradient(spec, on_policy):
+def test_what_a_variant_precomputes_is_its_gradient(spec, on_policy):
     variant = gv.get(spec)
     case = cases.with_advantages(cases.random_case(3), variant)
     counts = cases.counts_for(variant, case) or gv.Counts.of(torch.as_tensor(case.mask), case.groups)
@@ -368,11 +368,11 @@ def test_what_a_variant_foresees_is_its_gradient(spec, on_policy):
     hidden = torch.randn(*x.mask.shape, H, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(V, H, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(V, x.mask.shape)
-    foresight = precompute(variant, x, counts, x.mask)
-    assert (foresight is not None) == per_token(variant, on_policy=on_policy)
-    out = LMHead(weight=weight, chunk=5)(hidden, targets, mask=x.mask, foresight=foresight)
+    precomputed = precompute(variant, x, counts, x.mask)
+    assert (precomputed is not None) == per_token(variant, on_policy=on_policy)
+    out = LMHead(weight=weight, chunk=5)(hidden, targets, mask=x.mask, precomputed=precomputed)
     found = torch.autograd.grad(gv.policy_loss(variant, with_logp(x, out.logp), counts).loss, (hidden, weight))
-    assert foresight is None or not foresight.missed
+    assert precomputed is None or not precomputed.mismatched
     logp = torch.where(x.mask, written_out(hidden, weight, None, targets)[0], 0.0)
     wanted = torch.autograd.grad(gv.policy_loss(variant, with_logp(x, logp), counts).loss, (hidden, weight))
     assert_close(found, wanted, rtol=1e-9, atol=1e-12)

@@ -78,7 +78,7 @@ class ChunkedHead:
 
     def _foresight(self, inputs: dict[str, Any], window: Window, mask: Tensor) -> PrecomputedGradient | None:
         trainer = self.trainer
-        if self._foreseen is not None and self._foreseen.missed:
+        if self._foreseen is not None and self._foreseen.mismatched:
             self._ahead = False
             self._tell("the loss's gradient was not the foreseen one, so it is no longer computed ahead")
         ahead = self._ahead and torch.is_grad_enabled() and trainer._entropy_bonus is None
@@ -100,7 +100,7 @@ class ChunkedHead:
             expected = Expected(len(call.targets), None)
         # Half precision needs the loss scale before the gradient is rounded.
         foresight = None if dtype_of_products(call.hidden) == torch.float16 else expected.foresight
-        out = call.head()(call.hidden, call.targets, mask=expected.scored, foresight=foresight)
+        out = call.head()(call.hidden, call.targets, mask=expected.scored, precomputed=foresight)
         return out.logp, out.entropy if "entropy" in call.outputs else None, None, None, None
 
     def _tell(self, text: str) -> None:
