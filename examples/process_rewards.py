@@ -2,7 +2,7 @@
 
     python examples/process_rewards.py
 
-Tea is six steps, one a line, in one order: chance finds it once in some hundred thousand answers. With one reward for a
+Tea is six steps, one per line, in one order: chance finds it once in some hundred thousand answers. With one reward for a
 whole recipe there is nothing to learn from; with a reward for each step in its place (`grpo_process`) there is at once.
 Two CPU cores, about a minute. Needs: pip install ".[trl]"
 """

@@ -273,7 +273,7 @@ FENCES: tuple[Fence, ...] = (
         "credit",
         ("kl.placement",),
         lambda v: isinstance(v.credit, credit.Process) and v.kl_in_reward,
-        "has rewards at step ends only, where a KL penalty a token has no place",
+        "has rewards at step ends only, where a KL penalty per token has no place",
         _fixed({"kl.placement": "loss"}, {"credit": "reward_to_go"}),
     ),
 )

@@ -136,7 +136,7 @@ FOUNDING: tuple[Variant, ...] = (
         ratio=SequenceRatio(),
         surrogate=Clip(low=3e-4, high=4e-4),
         aggregation=SequenceMean(),
-        summary="One length-normalised ratio per response, clipped as a whole.",
+        summary="One length-normalised importance ratio per response, clipped at sequence level.",
         formula=(
             r"s_i = \exp\Big(\frac{1}{l_i}\sum_t \log\rho_{it}\Big),\quad "
             r"L = -\frac{1}{N}\sum_i \min(s_i A_i, \operatorname{clip}(s_i, 1-3\cdot10^{-4}, 1+4\cdot10^{-4}) A_i)"

@@ -210,7 +210,7 @@ GROUP_STATISTICS: tuple[Variant, ...] = (
         note=(
             "TRL's loss_type='bnpo' is not this: it is a token mean over each micro-batch. The authors' bounds "
             "are kept: no parameter below 1, no factor above 1e6. One prompt, or prompts that are all alike, "
-            "leave nothing to fit: the density is then 1. The authors update once a batch, where the clip range "
+            "leave nothing to fit: the density is then 1. The authors update once per batch, where the clip range "
             "has no part. The decomposition over several reward functions is not done."
         ),
         confirmed=(

@@ -60,7 +60,7 @@ def weighted(loss: Tensor, keep: Tensor | None, weight: Tensor | None) -> Tensor
 
 
 def _kl(objective: Objective, x: Tokens, log_ratio: Tensor) -> Tensor | None:
-    """KL estimate a token [B, T], without its coefficient; None where the loss has no KL term."""
+    """KL estimate per token [B, T], without its coefficient; None where the loss has no KL term."""
     if objective.kl is None or not objective.kl_in_loss:
         return None
     estimate = objective.kl.estimate(x.logp, x.need("ref_logp", f"{objective.name}'s kl={objective.kl.estimator}"))

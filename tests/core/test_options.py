@@ -424,7 +424,7 @@ FENCED = {
         "scale.over=tokens. Choose scale.over=responses, or credit=outcome."
     ),
     "grpo_process,kl.placement=reward": (
-        "grpo_process: credit=process has rewards at step ends only, where a KL penalty a token has no place; got "
+        "grpo_process: credit=process has rewards at step ends only, where a KL penalty per token has no place; got "
         "kl.placement=reward. Choose kl.placement=loss, or credit=reward_to_go."
     ),
     "reinforce,credit=entropy_tokens,baseline=group_mean,singleton=raw": (

@@ -1,4 +1,4 @@
-"""verl's own numbers where it differs from the papers: its column of docs/host-differences.md."""
+"""verl's own numbers where it differs from the papers: its column of docs/trainer-differences.md."""
 
 import math
 

@@ -174,7 +174,7 @@ def _random(variant: Variant) -> tuple[str, ...]:
     if not variant.surrogate.draws:
         return ()
     return (
-        "## Random numbers\n\nDraws at random, once a loss: pass `generator=` to `gv.policy_loss`, or the numbers as "
+        "## Random numbers\n\nDraws at random, once per loss: pass `generator=` to `gv.policy_loss`, or the numbers as "
         "`gv.Tokens(draws=...)`, [B, T] in [0, 1); with neither it draws from torch's global generator. In TRL and in "
         "verl each rank draws from its own, so that runs differ with the number of ranks.",
     )
@@ -188,7 +188,7 @@ def _note(variant: Variant) -> tuple[str, ...]:
 def _difference(variant: Variant) -> str:
     if variant.name == COMPARED_WITH:
         return "The member that the others are compared with."
-    return f"The same algorithm, spelt from {COMPARED_WITH}: `{spec_against(variant)}`"
+    return f"Equivalent spec, starting from `{COMPARED_WITH}`: `{spec_against(variant)}`"
 
 
 def _values_table(variant: Variant) -> str:

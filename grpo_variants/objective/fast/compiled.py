@@ -26,7 +26,7 @@ def compiled(objective: Objective, x: Tokens, counts: Counts, gradient: Tensor |
         try:
             loss, metrics, extrema, units = _graph(objective_of(objective))(_contiguous(x), gradient)
             return BlockResult(Loss(loss, metrics, extrema), units)
-        # A compiler that is missing or broken shows itself in many classes of error, and the loss needs none of them.
+        # torch.compile can fail with any exception type: fall back to the same kernel without it.
         except Exception as error:
             _broken.append(str(error).strip().split("\n")[0])
             fast_paths.say_once(logging.WARNING, f"torch.compile does not work here ({_broken[0]}): not compiled.")

@@ -26,7 +26,7 @@ from grpo_variants.variant import Variant
 
 
 def verl_lines(variant: Variant) -> Iterator[str]:
-    """Notes as shell comments, then the overrides as the words of one shell command, one a line."""
+    """Notes as shell comments, then the overrides as the words of one shell command, one per line."""
     settings = run_settings(variant)
     for note in notes(variant):
         yield f"# {note}"
