@@ -1,1 +1,1 @@
-"""Speed and memory against the hosts, as ratios within one run: `python -m benchmarks --help`."""
+"""Speed and memory against the trainers, as ratios within one run: `python -m benchmarks --help`."""

@@ -3,7 +3,7 @@
     python -m benchmarks --quick                     one to two minutes: the sizes of the bars, few rounds
     python -m benchmarks --full --into results.json  every size; adds to what another environment has measured
 
-TRL and verl do not work in one environment: each runs the cases that it has the host for and names the others. With
+TRL and verl do not work in one environment: each runs the cases that it has the trainer for and names the others. With
 --into the results of both end up in one file, one table and one plot. Exit status 1 when a bar fails. Absolute times
 say nothing about another machine: the ratios within one run do.
 """

@@ -43,7 +43,7 @@ def _rollouts(count: int, width: int) -> dict[str, Any]:
 
 
 def _ours(spec: str, given: dict[str, Any], groups: Any = None, out: Tensor | None = None) -> Callable[[], Tensor]:
-    """The package on the host's inputs, spread over the tokens as there; into `out` where that is given."""
+    """The package on the trainer's inputs, spread over the tokens as there; into `out` where that is given."""
     variant, groups = gv.get(spec), given["index"] if groups is None else groups
     rewards, mask = given["token_level_rewards"], given["response_mask"]
 
@@ -68,18 +68,18 @@ def against_verl(count: int, width: int) -> Setup:
     from omegaconf import OmegaConf
 
     given = _rollouts(count, width)
-    host = {f"verl {name}": _host(name, given) for name in PAIRS}
+    trainer = {f"verl {name}": _host(name, given) for name in PAIRS}
     ours = {name: _ours(spec, given) for name, spec in PAIRS.items() if "vectorized" not in name}
     config = OmegaConf.create({"gamma": 1.0, "grpo_variants": {"options": "conventions=verl"}})
     ours["grpo, verl adapter"] = lambda: Estimator("grpo")(**given, config=config)[0]
 
     def check() -> None:
-        for name, run in host.items():
+        for name, run in trainer.items():
             counterpart = name.removeprefix("verl ").removesuffix("_vectorized")
             assert_close(ours[counterpart](), run(), rtol=1e-4, atol=2e-5)
         assert_close(ours["grpo, verl adapter"](), ours["grpo"](), rtol=1e-5, atol=1e-6)
 
-    return Setup({**host, **ours}, check, 4 * count * width)
+    return Setup({**trainer, **ours}, check, 4 * count * width)
 
 
 def cached(count: int, width: int) -> Setup:

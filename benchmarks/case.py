@@ -1,4 +1,4 @@
-"""What a case is: contenders on the same inputs, one of them a host, and the check that they agree."""
+"""What a case is: contenders on the same inputs, one of them a trainer, and the check that they agree."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def three_products(b: Batch) -> Callable[[], Any]:
 
 
 def build(score: Score, name: str, words: int, rows: int, width: int) -> Setup:
-    """A host's head and the written-out one against ours, with a trained and with a frozen head."""
+    """A trainer's head and the written-out one against ours, with a trained and with a frozen head."""
     b = batch(words, rows, width)
     scores = {name: score, "written out": written_out, "recompute": recompute, "precomputed": precomputed}
     runs = {title: step(score, b, frozen=False) for title, score in scores.items()}

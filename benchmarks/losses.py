@@ -1,4 +1,4 @@
-"""The clipped loss with its gradient and metrics against verl's vanilla and TRL's dapo, as each host calls it."""
+"""The clipped loss with its gradient and metrics against verl's vanilla and TRL's dapo, as each trainer calls it."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def _ours(spec: str, given: dict[str, Tensor], counts: gv.Counts, mode: str) -> 
     return _step(given["logp"], loss)
 
 
-def _setup(host_name: str, host: Run, spec: str, given: dict[str, Tensor], counts: gv.Counts) -> Setup:
+def _setup(trainer_name: str, trainer: Run, spec: str, given: dict[str, Tensor], counts: gv.Counts) -> Setup:
     modes = {"plain": "0", "eager": "1", "compiled": "compile"}
-    runs = {host_name: host} | {name: _ours(spec, given, counts, mode) for name, mode in modes.items()}
+    runs = {trainer_name: trainer} | {name: _ours(spec, given, counts, mode) for name, mode in modes.items()}
     runs["compiled"]()
     if compiled.is_broken():  # the eager kernels ran in its place
         del runs["compiled"]
 
     def check() -> None:
-        wanted = host()
+        wanted = trainer()
         for name, run in runs.items():
             loss, gradient = run()
             assert_close(loss, wanted[0], rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
@@ -82,7 +82,7 @@ def _setup(host_name: str, host: Run, spec: str, given: dict[str, Tensor], count
 
 
 def _same_memory(given: dict[str, Tensor]) -> Callable[[], Tensor]:
-    """What no loss with a gradient can do without: to read the host's inputs, write the gradient and scale it."""
+    """What no loss with a gradient can do without: to read the trainer's inputs, write the gradient and scale it."""
     old, a, mask = given["old_logp"], given["advantages"], given["mask"]
     a = a if a.dim() == 2 else a.unsqueeze(1)
 

@@ -1,4 +1,4 @@
-"""Measures of a function: interleaved medians, peak memory, kernels and host synchronisations."""
+"""Measures of a function: interleaved medians, peak memory, kernels and waits for the device."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _nodes(tree: list[Any]) -> list[Any]:
 
 
 class _Counter(TorchDispatchMode):
-    """Counts kernels and host synchronisations; views cost nothing and are left out."""
+    """Counts kernels and waits for the device; views cost nothing and are left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class _Counter(TorchDispatchMode):
 
 
 def counted(run: Callable[[], Any]) -> tuple[int, int]:
-    """Kernels and host synchronisations of a run."""
+    """Kernels and waits for the device of a run."""
     with _Counter() as counter:
         run()
     return counter.kernels, counter.syncs

@@ -2,8 +2,8 @@
 
     python examples/process_rewards.py
 
-Tea is six steps, one per line, in one order: chance finds it once in some hundred thousand answers. With one reward for a
-whole recipe there is nothing to learn from; with a reward for each step in its place (`grpo_process`) there is at once.
+Tea is six steps, one per line, in one order. Chance finds it once in some hundred thousand answers. With one reward per
+recipe there is nothing to learn from. With a reward per step in its place (`grpo_process`) there is, from the start.
 Two CPU cores, about a minute. Needs: pip install ".[trl]"
 """
 

@@ -82,6 +82,7 @@ def selected(
     rollouts = _as_rollouts(rewards, groups, inputs)
     check_state(variant, state)
     check_rollouts(rollouts)
+    # A copy, since asking which responses are selected must not teach the memory.
     return plain_advantages(variant, rollouts, copy.deepcopy(state))[1]
 
 

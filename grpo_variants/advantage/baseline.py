@@ -62,6 +62,7 @@ class LeaveOneOut(Baseline):
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """Mean of the group's other valid rewards: [N] -> [N]."""
         mean = samples.groups.mean(rewards, samples.valid)
+        # A group of one has no others; what is divided by 1 here is replaced below.
         others = (samples.groups.size(samples.valid) - 1).clamp(min=1)[samples.groups.ids]
         # mean + (mean - r) / (G - 1) equals (sum - r) / (G - 1) without the cancellation of a large sum.
         return _singletons(samples, rewards, mean + (mean - rewards) / others)
@@ -244,6 +245,7 @@ class Tracked(Baseline):
         right = groups.sum(rewards.double(), valid)
         new = torch.stack([right, groups.size(valid) - right], 1)
         state.store("tracked", samples.keys, self.forgetting * counts + new, groups.size(valid) > 0)
+        # The rate before this step: with its own rewards in it the baseline would be biased.
         return (counts[:, 0] / counts.sum(1)).to(rewards.dtype)[groups.ids]
 
 
@@ -271,6 +273,7 @@ class Kalman(Baseline):
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """State of the filter after each response: [N] -> [N]."""
         groups, valid = samples.groups, samples.valid
+        # Equal keys rank by order of appearance, and a row per group runs every filter at once.
         place = groups.ranks(torch.zeros_like(rewards), valid)
         width = int(place.max()) + 1 if len(place) else 0
         table = rewards.new_zeros(groups.count, width)

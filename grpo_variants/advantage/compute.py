@@ -51,6 +51,7 @@ def plain_advantages(rule: AdvantageRule, rollouts: Rollouts, state: Memory | No
 @torch.no_grad()
 def _by_parts(rule: AdvantageRule, samples: Samples) -> tuple[Tensor, Tensor]:
     penalty = rule.kl if rule.kl is not None and rule.kl.placement == "reward" else None
+    # Validity first, then the selection: a response without a baseline must not take a place in it.
     samples = replace(samples, valid=_with_baseline(rule, samples))
     samples = replace(samples, valid=rule.selection(samples))
     samples = replace(samples, rewards=rule.transform(samples.rewards, samples))

@@ -115,6 +115,7 @@ class Decoupled(Credit):
 
 def _normalised(reward: Tensor, samples: Samples, rule: AdvantageParts) -> Tensor:
     """One reward function's advantages [N], 0 where it gave none."""
+    # A function may leave out a response that another one scored.
     given = samples.valid & ~reward.isnan()
     reward = torch.where(given, reward, torch.zeros_like(reward))
     own = replace(samples, rewards=reward, valid=given)
@@ -154,6 +155,7 @@ class RewardToGo(Credit):
         baseline = rule.baseline(reward, samples)
         advantages = discounted_sum_to_go(token_rewards, mask, self.gamma) - baseline.unsqueeze(1)
         if rule.baseline.of_group and samples.singleton == "zero":
+            # Without a sibling there is nothing to compare with: raw returns would push every token one way.
             alone = samples.groups.is_singleton(samples.valid)
             advantages = advantages.masked_fill(alone.unsqueeze(1), 0.0)
         return select(mask, rule.scale(advantages, Rewards(reward, reward - baseline, rule.baseline), samples))
@@ -196,6 +198,7 @@ def rewards_of_tokens(samples: Samples, mask: Tensor) -> Tensor:
     if samples.token_rewards is not None:
         return samples.token_rewards
     position = torch.arange(mask.shape[1], device=mask.device)
+    # The last token of the mask, which may have holes; -1 for an empty one, which no position equals.
     last = (mask * (position + 1)).amax(1, keepdim=True) - 1
     return torch.where(position == last, samples.rewards.unsqueeze(1), torch.zeros((), dtype=samples.rewards.dtype))
 

@@ -136,6 +136,7 @@ class BatchStd(Scale):
         low, _ = low_and_high(advantages, counted)
         above = select(counted, advantages - low)
         deviation = select(counted, above - (above * weight).sum() / total)
+        # Squares of shares of the largest deviation neither overflow nor vanish.
         unit = low_and_high(deviation.abs(), counted)[1].clamp(min=0)
         share = deviation / torch.where(unit == 0, torch.ones_like(unit), unit)
         std = unit * ((share.square() * weight).sum() / (total - self.ddof).clamp(min=1)).sqrt()
@@ -159,6 +160,7 @@ class MeanReward(Scale):
 
     def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
         """Divide by the mean of the group's valid rewards."""
+        # A negative mean would turn the advantages round; 0 stands for no signal.
         mean = samples.groups.mean(rewards.raw, samples.valid).clamp(min=0)
         return divide(advantages, _singletons(samples, mean), self.eps, "std")
 
@@ -175,6 +177,7 @@ class SignalShare(Scale):
         """Divide by the share of valid responses in groups that are not constant."""
         low, high = samples.groups.low_and_high(rewards.raw, samples.valid)
         mixed = (low < high)[samples.groups.ids] & samples.valid
+        # In float64: counts of a large batch are not whole in float32.
         share = mixed.sum().double() / samples.valid.sum().clamp(min=1)
         return divide(advantages, share.to(advantages.dtype).expand(len(advantages)), 0.0, "std")
 
@@ -237,6 +240,7 @@ class Bernoulli(Scale):
     def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
         """Divide by the deviation that the group's mean implies; a mean outside [0, 1] implies none and gives 0."""
         p = samples.groups.mean(rewards.raw, samples.valid)
+        # p outside [0, 1] has no such deviation: the root is taken of 0, which means no signal.
         return divide(advantages, _singletons(samples, (p * (1 - p)).clamp(min=0).sqrt()), self.eps, "std")
 
 
@@ -273,6 +277,7 @@ class BetaDensity(Scale):
         flat = v == 0  # one group, or all alike: nothing to fit, and 1 + 0/3 makes the density flat
         spread = torch.where(flat, 0.0, m * (1 - m) / torch.where(flat, 1.0, v) - 1)
         alpha, beta = (1 + spread * share / 3 for share in (m, 1 - m))
+        # Inside (0, 1) the logarithms are finite; below 1 a parameter would make the density infinite at an end.
         return torch.exp(_log_beta_density(p.clamp(1e-12, 1 - 1e-7), alpha.clamp(min=1), beta.clamp(min=1)))
 
 
@@ -342,6 +347,7 @@ class SmoothedStd(Scale):
         earlier, steps = before[:, 0], before[:, 0] + 1
         mean = (before[:, 1] * earlier + new[:, 0]) / steps
         between = (earlier / steps).sqrt() * (new[:, 0] - before[:, 1])
+        # By hypot, so that squares neither overflow nor vanish.
         std = torch.hypot(torch.hypot(before[:, 2] * earlier.sqrt(), new[:, 1]), between) / steps.sqrt()
         total = torch.stack([mean, std], 1)
         state.store("smoothed_std", samples.keys, torch.cat([steps.unsqueeze(1), total], 1), seen)

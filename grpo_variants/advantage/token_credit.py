@@ -69,6 +69,7 @@ def _share(weight: Tensor, here: Tensor, sides: Groups) -> Tensor:
     empty = weight.new_zeros(sides.count, weight.shape[1])
     total = empty.index_add(0, sides.ids, weight)[sides.ids]
     alive = empty.index_add(0, sides.ids, here.to(weight.dtype))[sides.ids]
+    # Entropies that are all 0 have no shares, and 0 / 0 would be NaN.
     return torch.where(total > 0, weight * alive / torch.where(total > 0, total, 1.0), 0.0)
 
 
@@ -162,6 +163,7 @@ class OptimalToken(Credit):
         left = zeros.index_add(0, ids, (position < ends).to(zeros.dtype))[ids]
         value = group_sum(returns * moved) / (group_sum(moved) + self.eps)
         if self.tail == "zero":
+            # Alone at this position, a response would be its own baseline and learn nothing there.
             value = torch.where(left > 1, value, 0.0)
         alone = samples.groups.is_singleton(samples.valid).unsqueeze(1)
         return torch.where(alone, returns if samples.singleton == "zero" else 0.0, value)

@@ -128,6 +128,7 @@ class SequenceMean(_PerSequence):
 
     def __call__(self, lengths: Tensor, counts: Counts, group_tokens: Tensor | None) -> Tensor:
         """Weights [N]."""
+        # An empty response has no token for its weight to reach; 1 keeps the weight finite.
         return _ones(lengths) / lengths.clamp(min=1) / self.sequences(counts)
 
 

@@ -34,6 +34,7 @@ def plain_loss(
     per_token = policy if kl is None or objective.kl is None else policy + objective.kl.beta * kl
     rows = row_weights_of(objective, x, counts, keep)
     loss = _reduce(rows, x.mask, per_token) * step.grad_average
+    # Metrics are detached: they must not keep the graph alive.
     with torch.no_grad():
         parts = LossTerms(term, log_ratio.exp(), keep, weight, truncated(objective.correction, x), kl)
         named = {"policy_loss": _reduce(rows, x.mask, policy), **metrics(x, step, parts)}

@@ -56,6 +56,7 @@ class _Mismatch(Correction):
 
     def weight(self, x: Tokens) -> Tensor:
         """The weight before truncation or masking: [B, T] or [B, 1]."""
+        # Detached: the weight says how the tokens were sampled, and is no part of the policy.
         old = x.need("old_logp", "correction").detach()
         log_weight = old - x.need("rollout_logp", "correction").detach()
         return self.pool(log_weight, x.mask).clamp(-_LOG_BOUND, _LOG_BOUND).exp()

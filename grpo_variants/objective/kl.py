@@ -62,6 +62,7 @@ def kl(
     if logp.shape != ref_logp.shape:
         raise ValueError(f"ref_logp has shape {list(ref_logp.shape)}; allowed: logp's, {list(logp.shape)}.")
     u = ref_logp - logp
+    # exp(u) overflows float32 at 88; within the bound k3 and its gradient stay finite.
     u = u if bound is None else u.clamp(-bound, bound)
     value = ESTIMATORS[estimator].value(u)
     value = value if value_bound is None else value.clamp(-value_bound, value_bound)

@@ -49,6 +49,7 @@ class NoRatio(Ratio):
 
     def __call__(self, x: Tokens) -> Tensor:
         """Zeros [B, T] that carry the gradient of logp."""
+        # 0 in value with the gradient of logp: strictly on policy every ratio is 1.
         return x.logp - x.logp.detach()
 
     def with_derivative(self, block: Block) -> LogRatio:
@@ -89,6 +90,7 @@ class _Bounded(Ratio):
         if self.bound_low is None and self.bound_high is None:
             return log_ratio
         low = None if self.bound_low is None else -self.bound_low
+        # exp overflows float32 at 88; a clamped ratio stays finite, and its token has no gradient.
         return log_ratio.clamp(low, self.bound_high)
 
     def block_difference(self, block: Block) -> Tensor:
@@ -161,6 +163,7 @@ class SequenceTokenRatio(_Bounded):
 
     def __call__(self, x: Tokens) -> Tensor:
         """Log ratio [B, T]."""
+        # Stop-gradient: the value is the response's, the gradient each token's own.
         mean = masked_mean(self.difference(x), x.mask).detach()
         return self.clamp(mean + (x.logp - x.logp.detach()))
 

@@ -30,6 +30,7 @@ def keep_groups(
     dense, usable = groups_of(groups, table), ~table.isnan()
     if valid is not None:
         usable &= read_valid(valid, len(table), table.device).unsqueeze(1)
+    # max != min is exact, where a deviation of equal rewards may be off 0 by rounding.
     kept = torch.zeros(dense.count, dtype=torch.bool, device=table.device)
     for column, here in zip(table.unbind(1), usable.unbind(1), strict=True):
         low, high = dense.low_and_high(column, here)

@@ -34,6 +34,7 @@ def soft_overlong_penalty(
         raise ValueError(f"buffer={buffer!r} is longer than max_length={max_length!r}; allowed: at most max_length.")
     length = read_lengths(lengths)
     length = length if length.dtype == torch.float64 else length.float()
+    # Clamped on both sides: no bonus for short responses, and never more than the factor.
     return ((max_length - buffer - length) / buffer).clamp(-1, 0) * factor
 
 

@@ -94,6 +94,7 @@ def _range(value: Tensor, usable: Tensor, lowest: float | None, highest: float |
     zero = torch.zeros((), dtype=value.dtype, device=value.device)
     bottom = torch.where(usable, value, zero).amin().clamp(max=0) if lowest is None else zero + lowest
     top = value.masked_fill(~usable, float("-inf")).amax() if highest is None else zero + highest
+    # Where every reward is the same it counts as wrong: top must differ from bottom.
     return bottom, torch.where(top > bottom, top, bottom + 1)
 
 

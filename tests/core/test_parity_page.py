@@ -22,7 +22,7 @@ def test_the_page_is_up_to_date():
 
 
 def compared(name, host):
-    rows = (row for row in ROWS if (row.verdict, row.variant, row.host) == ("equal", name, host) and row.builtin)
+    rows = (row for row in ROWS if (row.verdict, row.variant, row.trainer) == ("equal", name, host) and row.builtin)
     return {row.quantity for row in rows}
 
 
@@ -45,7 +45,7 @@ def test_why_a_member_has_no_counterpart_stands_in_the_page():
 
 def test_both_numbers_of_every_disagreement_stand_in_the_page():
     differing = [row for row in ROWS if row.verdict == "differs"]
-    assert {row.host for row in differing} == {"trl", "verl"}
+    assert {row.trainer for row in differing} == {"trl", "verl"}
     assert len(differing) > 40
     for row in differing:
         assert row.here != row.there
@@ -53,8 +53,8 @@ def test_both_numbers_of_every_disagreement_stand_in_the_page():
 
 
 def test_every_row_names_tests_that_exist():
-    for host in docs_parity.HOSTS:
-        for row in parity.Table(host, [], False, False).committed():
+    for trainer in docs_parity.TRAINERS_TESTED:
+        for row in parity.Table(trainer, [], False, False).committed():
             for test in row["tests"]:
                 path, _, function = test.partition("::")
                 assert f"\ndef {function}(" in (parity.ROOT / path).read_text("utf-8"), test
@@ -134,4 +134,4 @@ def test_a_disagreement_keeps_both_numbers():
 
 def test_tables_are_a_row_a_line():
     lines = (FOLDER / "trl.json").read_text("utf-8").splitlines()
-    assert len(lines) == 2 + len([row for row in ROWS if row.host == "trl"])
+    assert len(lines) == 2 + len([row for row in ROWS if row.trainer == "trl"])

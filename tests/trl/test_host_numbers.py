@@ -1,4 +1,4 @@
-"""TRL's column of docs/trainer-differences.md, out of TRL's own code: a host that mends a number breaks its test here."""
+"""TRL's column of docs/trainer-differences.md, out of TRL's own code: a number that TRL fixes breaks its test here."""
 
 import math
 

@@ -118,7 +118,9 @@ def _usage(variant: Variant) -> str:
         loss = "`actor_rollout_ref.actor.policy_loss.loss_mode`"
         settings = f"`gv_{name}` as `algorithm.adv_estimator` and as {loss}; {settings}"
     runs = {"TRL": f"`loss_type: gv_{name}`.", "verl": settings}
-    lines = "\n".join(f"* {host}: {f'refused. {refused[host]}' if host in refused else runs[host]}" for host in runs)
+    lines = "\n".join(
+        f"* {trainer}: {f'refused. {refused[trainer]}' if trainer in refused else runs[trainer]}" for trainer in runs
+    )
     return f'```python\nimport grpo_variants as gv\n\nvariant = gv.get("{name}")\n```\n\n{lines}'
 
 
@@ -129,7 +131,7 @@ def _refused(variant: Variant) -> dict[str, str]:
         run_settings(variant)
     except ValueError as error:
         refused["verl"] = str(error).removeprefix(f"{variant.name}: ")
-    return {host: reason for host, reason in refused.items() if reason}
+    return {trainer: reason for trainer, reason in refused.items() if reason}
 
 
 def _doubt(variant: Variant) -> tuple[str, ...]:
@@ -142,7 +144,7 @@ def _whole_batch(variant: Variant) -> tuple[str, ...]:
         return ()
     names = ", ".join(f"`{name}`" for name in variant.threshold_names)
     verb = "belongs" if len(variant.threshold_names) == 1 else "belong"
-    trainers = " ".join(text for host, text in _STATISTIC_IN.items() if host not in _refused(variant))
+    trainers = " ".join(text for trainer, text in _STATISTIC_IN.items() if trainer not in _refused(variant))
     return (
         f"## A statistic of the whole batch\n\nThe formula's {names} {verb} to the optimizer step. {trainers} "
         "In a loop of your own, where the step's log-probabilities are at hand before the first backward pass, hand "
@@ -150,7 +152,7 @@ def _whole_batch(variant: Variant) -> tuple[str, ...]:
         f"```python\n{THRESHOLDS.format(name=variant.name)}\n```",
         f"`step` is a `gv.Tokens` of the whole step{_with_draws(variant)}; every micro-batch then runs "
         "`gv.policy_loss(variant, micro_batch, counts)`. Sorting and counting stay on the device: nothing waits for "
-        "the host.",
+        "the trainer.",
     )
 
 
@@ -208,7 +210,7 @@ def _variants_table(where: str) -> str:
             f"[{variant.name}]({folder}{variant.name}.md)",
             variant.summary,
             ", ".join(_short_link(reference) for reference in variant.references),
-            ", ".join(host for host in ("TRL", "verl") if host not in _refused(variant)) or "-",
+            ", ".join(trainer for trainer in ("TRL", "verl") if trainer not in _refused(variant)) or "-",
         )
         for variant in CATALOGUE
     }

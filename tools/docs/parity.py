@@ -1,4 +1,4 @@
-"""docs/parity.md: what the tests of both hosts' suites compared, from the tables that they leave in docs/parity."""
+"""docs/parity.md: what the tests of both trainers' suites compared, from the tables that they leave in docs/parity."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from grpo_variants.catalogue import CATALOGUE
 from grpo_variants.trainers import verdicts_of
 from tools.docs.markdown import code, table
 
-HOSTS = ("trl", "verl")
+TRAINERS_TESTED = ("trl", "verl")
 NAMES = {"trl": "TRL", "verl": "verl"}
 QUANTITIES = ("advantages", "loss", "gradient")
 NOTHING = "-"
 
 _INTRO = """\
-What the tests compared with the hosts' own code: {versions}.
+What the tests compared with the trainers' own code: {versions}.
 
 Every line is what a test found: `make parity` runs the tests that compare, in both suites, and writes this page from
 their results; `make test` fails where a result is no longer what stands here. How far equal numbers really were apart,
 as powers of ten, and which test compared them is in [trl.json]({folder}/trl.json) and
 [verl.json]({folder}/verl.json)."""
 _GLANCE = """\
-The quantities that are equal: to a built-in of the host (for some of the variant's settings, or under a condition; the
-tables below say which), and where the variant itself runs through the host's own code, to the functions of this
-package. A dash in the last two columns: the host cannot run it, or it needs inputs that the recorded batch lacks."""
+The quantities that are equal to a built-in of the trainer, for some of the variant's settings or under a condition: the
+tables below say which. Where the variant itself runs through the trainer's own code, they are compared with the functions of
+this package. A dash in the last two columns: the trainer cannot run it, or it needs inputs that the recorded batch lacks."""
 _EQUAL = """\
 A spec on the left computes what the built-in on the right computes, within the relative tolerance under each quantity.
 `conventions` sets numeric fields only: epsilons, clamps, a group of one."""
-_DIFFER = "Defects, defaults and choices of the hosts, each pinned by a test that computes both numbers."
-_MISSING = "What the hosts have and this package has no name for; where a run meets it, the package says so."
+_DIFFER = "Defects, defaults and choices of the trainers, each pinned by a test that computes both numbers."
+_MISSING = "What the trainers have and this package has no name for; where a run meets it, the package says so."
 _ABSENT = "Why there is no built-in to compare with. Where the variant runs all the same, the first table says so."
 _NO_COUNTERPART = re.compile(r"no counterpart\b.*?[:;] ")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a host's table. spec: ours. builtin: the host's, empty where ours ran through the host's trainer."""
+    """One line of a trainer's table. spec: ours. builtin: the trainer's, empty where ours ran through its code."""
 
-    host: str
+    trainer: str
     spec: str
     builtin: str
     quantity: str
@@ -60,53 +60,53 @@ class Row:
 
 
 def read(folder: Path) -> tuple[dict[str, str], list[Row]]:
-    """Versions by host and every row; empty for a host without a table."""
+    """Versions by trainer and every row; empty for a trainer without a table."""
     versions: dict[str, str] = {}
     rows: list[Row] = []
-    for host in HOSTS:
-        path = folder / f"{host}.json"
+    for trainer in TRAINERS_TESTED:
+        path = folder / f"{trainer}.json"
         content: dict[str, Any] = {"version": "without results", "rows": []}
         if path.exists():
             content = json.loads(path.read_text("utf-8"))
-        versions[host] = content["version"]
-        rows += [_row(host, row) for row in content["rows"]]
+        versions[trainer] = content["version"]
+        rows += [_row(trainer, row) for row in content["rows"]]
     return versions, rows
 
 
 def page(folder: Path, command: str) -> str:
     """The page, in Markdown."""
     versions, rows = read(folder)
-    named = " and ".join(f"{NAMES[host]} {version}" for host, version in versions.items())
+    named = " and ".join(f"{NAMES[trainer]} {version}" for trainer, version in versions.items())
     sections = [
-        f"<!-- Written by `{command}` from the results of the tests. -->\n# Parity with the hosts",
+        f"<!-- Written by `{command}` from the results of the tests. -->\n# Parity with the trainers",
         _INTRO.format(versions=named, folder=folder.name),
         f"## At a glance\n\n{_GLANCE}\n\n{_glance(rows)}",
-        *(f"## Equal to {NAMES[host]}\n\n{_EQUAL}\n\n{_equal(rows, host)}" for host in HOSTS),
-        f"## Where a host computes another number\n\n{_DIFFER}\n\n{_differing(rows)}",
-        f"## Members without a counterpart in a host\n\n{_ABSENT}\n\n{_absent()}",
+        *(f"## Equal to {NAMES[trainer]}\n\n{_EQUAL}\n\n{_equal(rows, trainer)}" for trainer in TRAINERS_TESTED),
+        f"## Where a trainer computes another number\n\n{_DIFFER}\n\n{_differing(rows)}",
+        f"## Members without a counterpart in a trainer\n\n{_ABSENT}\n\n{_absent()}",
         f"## Built-ins without a counterpart here\n\n{_MISSING}\n\n{_missing(rows)}",
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _row(host: str, row: dict[str, Any]) -> Row:
+def _row(trainer: str, row: dict[str, Any]) -> Row:
     known = {
         name: row[name] for name in ("spec", "builtin", "quantity", "verdict", "rtol", "here", "cause") if name in row
     }
-    return Row(host=host, there=str(row.get("host", "")), **known)
+    return Row(trainer=trainer, there=str(row.get("host", "")), **known)
 
 
 def _glance(rows: list[Row]) -> str:
     equal = [row for row in rows if row.verdict == "equal"]
 
-    def cell(name: str, host: str, own: bool) -> str:
-        found = {row.quantity for row in equal if (row.variant, row.host, bool(row.builtin)) == (name, host, own)}
+    def cell(name: str, trainer: str, own: bool) -> str:
+        found = {row.quantity for row in equal if (row.variant, row.trainer, bool(row.builtin)) == (name, trainer, own)}
         return ", ".join(quantity for quantity in QUANTITIES if quantity in found) or NOTHING
 
     lines = (
         (
             f"[{variant.name}](variants/{variant.name}.md)",
-            *(cell(variant.name, host, own) for own in (True, False) for host in HOSTS),
+            *(cell(variant.name, trainer, own) for own in (True, False) for trainer in TRAINERS_TESTED),
         )
         for variant in CATALOGUE
     )
@@ -115,19 +115,19 @@ def _glance(rows: list[Row]) -> str:
     )
 
 
-def _equal(rows: list[Row], host: str) -> str:
-    equal = [row for row in rows if (row.verdict, row.host) == ("equal", host) and row.builtin]
+def _equal(rows: list[Row], trainer: str) -> str:
+    equal = [row for row in rows if (row.verdict, row.trainer) == ("equal", trainer) and row.builtin]
     lines = (
         (code(spec), builtin, *_quantities(list(group)))
         for (spec, builtin), group in groupby(_in_order(equal), key=lambda row: (row.spec, row.builtin))
     )
-    return table(("here", NAMES[host], *QUANTITIES, "also"), lines)
+    return table(("here", NAMES[trainer], *QUANTITIES, "also"), lines)
 
 
 def _in_order(rows: Iterable[Row]) -> list[Row]:
-    """By host, then as the catalogue has the variants."""
+    """By trainer, then as the catalogue has the variants."""
     order = [variant.name for variant in CATALOGUE]
-    return sorted(rows, key=lambda row: (row.host, order.index(row.variant), row.spec, row.builtin))
+    return sorted(rows, key=lambda row: (row.trainer, order.index(row.variant), row.spec, row.builtin))
 
 
 def _quantities(group: list[Row]) -> Iterator[str]:
@@ -138,16 +138,16 @@ def _quantities(group: list[Row]) -> Iterator[str]:
 
 def _differing(rows: Iterable[Row]) -> str:
     lines = (
-        (NAMES[row.host], row.builtin, code(row.spec), row.quantity, row.there, row.here, row.cause)
+        (NAMES[row.trainer], row.builtin, code(row.spec), row.quantity, row.there, row.here, row.cause)
         for row in _in_order(row for row in rows if row.verdict == "differs")
     )
-    return table(("host", "built-in", "here", "what", "host's number", "number here", "why"), lines)
+    return table(("trainer", "built-in", "here", "what", "trainer's number", "number here", "why"), lines)
 
 
 def _absent() -> str:
     lines = ((variant.name, *map(_reason, verdicts_of(variant).values())) for variant in CATALOGUE)
     named = (line for line in lines if set(line[1:]) != {NOTHING})
-    return table(("variant", *(f"not in {NAMES[host]}" for host in HOSTS)), named)
+    return table(("variant", *(f"not in {NAMES[trainer]}" for trainer in TRAINERS_TESTED)), named)
 
 
 def _reason(verdict: str) -> str:
@@ -157,5 +157,5 @@ def _reason(verdict: str) -> str:
 
 
 def _missing(rows: Iterable[Row]) -> str:
-    lines = ((NAMES[row.host], row.builtin, row.cause) for row in rows if row.verdict == "missing")
-    return table(("host", "built-in", "why"), lines)
+    lines = ((NAMES[row.trainer], row.builtin, row.cause) for row in rows if row.verdict == "missing")
+    return table(("trainer", "built-in", "why"), lines)

@@ -60,6 +60,7 @@ class Aspo(Surrogate):
         """Loss and clip flags, of the shape that ratio and advantages broadcast to."""
         ratio, negative = log_ratio.exp(), x.advantages < 0
         floor, ceiling = self.bounds(x)
+        # Clamped tokens have no gradient: below the floor for A < 0, above the ceiling for A > 0.
         below, above = ratio.clamp(min=floor), ratio.clamp(max=ceiling)
         flipped = above / above.detach().square()  # 1 / rho in value, with the gradient of rho over rho squared
         weight = torch.where(negative, below, flipped)
@@ -124,6 +125,7 @@ class Dcpo(Surrogate):
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss and clip flags [B, T]."""
         inverse = (-x.need("old_logp", "surrogate=dcpo")).exp()  # 1 / q, of the token and not of its bounded ratio
+        # Below a probability of 4 low the paper has no root: the floor is then 1/2.
         floor = 0.5 + 0.5 * (1 - 4 * self.low * inverse).clamp(min=0).sqrt()
         ceiling = (0.5 + 0.5 * (1 + 4 * self.high * inverse).sqrt()).clamp(max=self.cap)
         return clip_between(log_ratio, x.advantages, floor, ceiling, self.cap)
@@ -166,6 +168,7 @@ class Fipo(Surrogate):
             select(x.mask & ~(d > math.log(self.dual)), d), torch.ones_like(x.mask), 2 ** (-1 / self.half_life)
         )
         weight = future.exp().clamp(self.weight_low, self.weight_high)
+        # A wrong token that has become much likelier must not be pushed harder by its future.
         risky = (x.advantages < 0) & (d.exp() > self.safety)
         return torch.where(risky, weight.clamp(0.8, 1.0), weight)
 

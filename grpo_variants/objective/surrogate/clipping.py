@@ -149,6 +149,7 @@ class Gmpo(Surrogate):
         advantage = x.advantages if x.advantages.shape[1] == 1 else masked_mean(x.advantages, x.mask)
         ceiling = torch.full_like(advantage, float("inf")).masked_fill(advantage > 0, self.high)
         floor = torch.full_like(advantage, float("-inf")).masked_fill(advantage < 0, -self.low)
+        # Clipped before the mean, so that one token cannot move the whole response.
         mean = _LOG_MEANS[self.mean](log_ratio.clamp(floor, ceiling), x.mask)
         return SurrogateOutput(-advantage * mean.exp(), log_ratio < floor, log_ratio > ceiling)
 

@@ -32,6 +32,7 @@ class Reinforce(Surrogate):
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T]."""
+        # Detached: the ratio weighs the score function and is not differentiated.
         return SurrogateOutput(-log_ratio.detach().exp() * x.advantages * x.logp)
 
     def derivative(self, log_ratio: Tensor, ratio: Tensor, block: Block) -> Slope:
@@ -73,6 +74,7 @@ class Cispo(Surrogate):
         """Loss [B, T] and where the weight was raised or capped."""
         ratio = log_ratio.detach().exp()
         floor = 0.0 if self.low is None else 1 - self.low
+        # The capped weight is a number, so a token beyond the cap keeps its gradient.
         loss = -ratio.clamp(floor, self.ceiling) * x.advantages * x.logp
         return SurrogateOutput(loss, ratio < floor, ratio > self.ceiling)
 
@@ -106,6 +108,7 @@ class Topr(Surrogate):
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss [B, T] and where the weight was raised or capped."""
         ratio, negative = log_ratio.detach().exp(), x.advantages < 0
+        # Right responses count fully however rare they have become; only wrong ones are tapered.
         weight = torch.where(negative, ratio.clamp(self.floor, self.ceiling), torch.ones_like(ratio))
         loss = -weight * x.advantages * x.logp
         return SurrogateOutput(loss, negative & (ratio < self.floor), negative & (ratio > self.ceiling))
@@ -138,6 +141,7 @@ class Vespo(Surrogate):
         log_weight, negative = log_ratio.detach(), x.advantages < 0
         k = torch.full_like(x.advantages, self.k_pos).masked_fill(negative, self.k_neg)
         decay = torch.full_like(x.advantages, self.lambda_pos).masked_fill(negative, self.lambda_neg)
+        # In log space: S^k alone overflows for a long response.
         weight = (decay + k * log_weight - decay * log_weight.exp()).exp()
         return SurrogateOutput(-weight * x.advantages * x.logp)
 

@@ -35,6 +35,7 @@ class Sapo(Surrogate):
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss, of the shape that ratio and advantages broadcast to."""
         tau = torch.full_like(x.advantages, self.tau_neg).masked_fill(x.advantages > 0, self.tau_pos)
+        # 4 / tau makes the slope at a ratio of 1 that of the ratio; expm1 keeps the digits near 1.
         gate = torch.sigmoid(tau * torch.expm1(log_ratio)) * (4 / tau)
         return SurrogateOutput(-gate * x.advantages)
 
@@ -62,6 +63,7 @@ class Quadratic(Surrogate):
 
     def __call__(self, log_ratio: Tensor, x: Tokens, counts: Counts) -> SurrogateOutput:
         """Loss, of the shape that ratio and advantages broadcast to."""
+        # rho - 1 without cancellation near 1.
         excess = torch.expm1(log_ratio)
         return SurrogateOutput(-(1 + excess) * x.advantages + x.advantages.abs() / (2 * self.range) * excess.square())
 
