@@ -34,14 +34,14 @@ _PACKAGES = ("grpo-variants", "torch", "transformers", "peft", "accelerate", *_T
 class Card:
     """A variant as a run used it.
 
-    variant: what was run. host: the trainer. origins: where each value came from, by the keys of a
+    variant: what was run. trainer: where. origins: where each value came from, by the keys of a
     spec string. effective: what the trainer adds to the objective (a length, an entropy coefficient); part of the hash.
     notes: sentences on what differs from the paper in this trainer. history: what was changed while it trained, with
     the optimizer step, counted from 1, from which it holds; the rest of the card is what the run started with.
     """
 
     variant: Variant
-    host: str
+    trainer: str
     origins: Mapping[str, str] = field(default_factory=dict)
     effective: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Card:
             "effective": dict(self.effective),
             "notes": list(self.notes),
             "history": [dict(entry) for entry in self.history],
-            "host": self.host,
+            "host": self.trainer,
             "versions": versions(_PACKAGES),
         }
 
@@ -112,7 +112,7 @@ class Card:
         lines = [f"variant {self.variant}  (objective hash {self.hash})", self.variant.summary, self._settings()]
         if self.effective:
             added = ", ".join(f"{key}={_word(value)}" for key, value in self.effective.items())
-            lines.append(f"set in {self.host}: {added}")
+            lines.append(f"set in {self.trainer}: {added}")
         if self.variant.contrib:
             lines.append(f"contrib: {self.variant.unconfirmed}")
         return [*lines, *(f"note: {note}" for note in self.notes)]
@@ -140,7 +140,7 @@ class Card:
         """The resolved variant for a terminal: every value and where it came from."""
         content = self.as_dict()
         rows = [(key, _word(v["value"]), v["origin"]) for key, v in content["values"].items()]
-        rows += [(key, _word(value), f"set by {self.host}") for key, value in self.effective.items()]
+        rows += [(key, _word(value), f"set by {self.trainer}") for key, value in self.effective.items()]
         wide = [max(len(row[i]) for row in rows) for i in (0, 1)]
         lines = [f"variant {content['spec']}  (objective hash {content['hash']})", f"  {content['summary']}"]
         lines += [f"  {key:<{wide[0]}}  {value:<{wide[1]}}  {origin}" for key, value, origin in rows]

@@ -45,7 +45,7 @@ def make_card(run: Run) -> Card:
         raise ValueError(between_ends(error, ends).sentence(run.get)) from None
     return Card(
         variant=variant,
-        host="verl",
+        trainer="verl",
         origins=_origins(run, variant),
         effective=dict(_effective(run, variant)),
         notes=tuple(_notes(run)),

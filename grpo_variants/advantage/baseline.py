@@ -14,6 +14,7 @@ from grpo_variants.advantage.inputs import Samples
 from grpo_variants.part import Part, added
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.groups import whole
+from grpo_variants.tensors.order import at_rank, median, quantile, ranks
 
 Even = Literal["lower", "mean"]
 EVEN: tuple[Even, ...] = ("lower", "mean")
@@ -114,8 +115,8 @@ class SecondBest(Baseline):
         """Second largest reward for the best response, its own reward for any other: [N] -> [N]."""
         groups, valid = samples.groups, samples.valid
         size = groups.size(valid)
-        second = groups.at_rank(rewards, valid, (size - 2).clamp(min=0))[groups.ids]
-        best = groups.ranks(rewards, valid) == (size - 1)[groups.ids]
+        second = at_rank(groups, rewards, valid, (size - 2).clamp(min=0))[groups.ids]
+        best = ranks(groups, rewards, valid) == (size - 1)[groups.ids]
         return _singletons(samples, rewards, torch.where(best, second, rewards))
 
 
@@ -139,7 +140,7 @@ class GroupMedian(Baseline):
 
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """Median of the group's valid rewards: [N] -> [N]."""
-        return _singletons(samples, rewards, samples.groups.median(rewards, samples.valid, self.even))
+        return _singletons(samples, rewards, median(samples.groups, rewards, samples.valid, self.even))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ class GroupQuantile(Baseline):
 
     def __call__(self, rewards: Tensor, samples: Samples) -> Tensor:
         """Quantile of the group's valid rewards: [N] -> [N]."""
-        value = samples.groups.quantile(rewards, samples.valid, self.level, self.interpolation)
+        value = quantile(samples.groups, rewards, samples.valid, self.level, self.interpolation)
         return _singletons(samples, rewards, value)
 
 
@@ -274,7 +275,7 @@ class Kalman(Baseline):
         """State of the filter after each response: [N] -> [N]."""
         groups, valid = samples.groups, samples.valid
         # Equal keys rank by order of appearance, and a row per group runs every filter at once.
-        place = groups.ranks(torch.zeros_like(rewards), valid)
+        place = ranks(groups, torch.zeros_like(rewards), valid)
         width = int(place.max()) + 1 if len(place) else 0
         table = rewards.new_zeros(groups.count, width)
         table[groups.ids, place] = torch.where(valid, rewards, torch.zeros_like(rewards))

@@ -13,6 +13,7 @@ from grpo_variants.advantage.inputs import Samples
 from grpo_variants.part import Part
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.masked import masked_mean, masked_sum
+from grpo_variants.tensors.order import ranks
 
 
 class Transform(Part):
@@ -89,7 +90,7 @@ class PassAtK(Transform):
         groups, valid = samples.groups, samples.valid
         size = groups.size(valid)[groups.ids].double()
         drawn = size.clamp(max=self.k)
-        rank = groups.ranks(rewards, valid)
+        rank = ranks(groups, rewards, valid)
         low, high = (end[groups.ids] for end in groups.low_and_high(rewards, valid))
         # Above the lowest, so that a constant group keeps its value to the last digit.
         rise = torch.where(valid, rewards - low, 0.0).double()
@@ -126,7 +127,7 @@ class Unlikeliness(Transform):
         mask = samples.need("mask", "transform=unlikeliness")
         reduce = masked_mean if self.of == "mean" else masked_sum
         likely = reduce(samples.need("old_logp", "transform=unlikeliness").double(), mask).squeeze(1)
-        place = samples.groups.ranks(likely, samples.valid) + (self.first == "one")
+        place = ranks(samples.groups, likely, samples.valid) + (self.first == "one")
         size = samples.groups.size(samples.valid).clamp(min=1)[samples.groups.ids]
         return rewards * (1 - self.penalty * place.to(rewards.dtype) / size)
 

@@ -15,6 +15,7 @@ from grpo_variants.part import Part, added
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.groups import whole
 from grpo_variants.tensors.masked import low_and_high, select
+from grpo_variants.tensors.order import at_rank, median, ranks
 
 EpsIn = Literal["std", "var", "floor"]
 EPS_IN: tuple[EpsIn, ...] = ("std", "var", "floor")
@@ -210,8 +211,8 @@ class GroupMad(Scale):
     def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
         """Divide by the median distance of the group's valid rewards from their median, plus eps."""
         groups, valid = samples.groups, samples.valid
-        distance = (rewards.raw - groups.median(rewards.raw, valid, self.even)).abs()
-        scale = _singletons(samples, groups.median(distance, valid, self.even)) + self.eps
+        distance = (rewards.raw - median(groups, rewards.raw, valid, self.even)).abs()
+        scale = _singletons(samples, median(groups, distance, valid, self.even)) + self.eps
         if self.compensate == "group":
             scale = scale / self._raised(divide(rewards.centred, scale, 0.0, "std"), samples)
         return divide(advantages, scale, 0.0, "std")
@@ -271,7 +272,7 @@ class BetaDensity(Scale):
         return divide(advantages, safe, 0.0, "std")
 
     def _density(self, p: Tensor, samples: Samples) -> Tensor:
-        first = samples.groups.ranks(torch.zeros_like(p), samples.valid) == 0
+        first = ranks(samples.groups, torch.zeros_like(p), samples.valid) == 0
         one_each, batch = first & samples.valid, whole(len(p), p.device)
         m, v = batch.mean(p, one_each), batch.std(p, one_each, 1).square()
         flat = v == 0  # one group, or all alike: nothing to fit, and 1 + 0/3 makes the density flat
@@ -301,7 +302,7 @@ class KalmanStd(Scale):
 
     def __call__(self, advantages: Tensor, rewards: Rewards, samples: Samples) -> Tensor:
         """Divide by the filter's deviation, which grows smaller from response to response."""
-        place = samples.groups.ranks(torch.zeros_like(rewards.raw), samples.valid)
+        place = ranks(samples.groups, torch.zeros_like(rewards.raw), samples.valid)
         width = int(place.max()) + 1 if len(place) else 0
         rule = cast(Kalman, rewards.rule)
         gains = kalman_gains(rule.process, rule.measurement, rule.variance, width)
@@ -331,7 +332,7 @@ class SmoothedStd(Scale):
         groups, valid, raw = samples.groups, samples.valid, rewards.raw
         mean, std = groups.mean(raw, valid), groups.std(raw, valid, self.ddof)
         seen = groups.size(valid) > 0
-        new = torch.stack([groups.at_rank(n, valid, torch.zeros_like(seen, dtype=torch.long)) for n in (mean, std)], 1)
+        new = torch.stack([at_rank(groups, n, valid, torch.zeros_like(seen, dtype=torch.long)) for n in (mean, std)], 1)
         steps, total = self._total(new.double(), seen, samples)
         share = (1 / steps).to(raw.dtype)[groups.ids]
         total_mean, total_std = (column[groups.ids] for column in total.to(raw.dtype).unbind(1))

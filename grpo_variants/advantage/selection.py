@@ -17,6 +17,7 @@ from grpo_variants.advantage.inputs import Samples
 from grpo_variants.part import Part
 from grpo_variants.tensors.checks import check_choice, check_number
 from grpo_variants.tensors.groups import Groups, whole
+from grpo_variants.tensors.order import ranks
 
 
 class Selection(Part):
@@ -63,7 +64,7 @@ class _Best(Selection):
         return Doubt(text, 2 * self.keep)
 
     def _lowest(self, cost: Tensor, samples: Samples) -> Tensor:
-        return samples.valid & (samples.groups.ranks(cost, samples.valid) < self.keep)
+        return samples.valid & (ranks(samples.groups, cost, samples.valid) < self.keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,7 @@ class MaxVariance(_Best):
 
     def __call__(self, samples: Samples) -> Tensor:
         """Which are kept."""
-        groups, rank = samples.groups, samples.groups.ranks(samples.rewards, samples.valid)
+        groups, rank = samples.groups, ranks(samples.groups, samples.rewards, samples.valid)
         size = groups.size(samples.valid)
         highest = torch.tensor([self.keep, *range(self.keep)], device=rank.device)
         variance = _variances(samples, rank, size, highest)
@@ -171,4 +172,4 @@ class LargestAdvantage(Selection):
         groups: Groups = whole(len(value), value.device) if batch else samples.groups
         # The product is off by rounding: 0.7 * 10 is below 7.
         kept = (groups.size(samples.valid).double() * self.share + 1e-9).floor().clamp(min=1)
-        return samples.valid & (groups.ranks(-value.abs(), samples.valid) < kept[groups.ids])
+        return samples.valid & (ranks(groups, -value.abs(), samples.valid) < kept[groups.ids])

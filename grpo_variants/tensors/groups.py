@@ -111,44 +111,6 @@ class Groups:
         freedom = (self.size(valid) - ddof).clamp(min=1).to(value.dtype)
         return (unit * (self.sum(share.square(), valid) / freedom).sqrt())[self.ids]
 
-    def ranks(self, value: Tensor, valid: Tensor) -> Tensor:
-        """Place of each sample among its group's valid ones, from 0 for the smallest: [N] -> [N] integers.
-
-        Ties go by order of appearance; samples that are not valid come after all valid ones.
-        """
-        order = value.argsort(stable=True)
-        for key in ((~valid).long(), self.ids):
-            order = order[key[order].argsort(stable=True)]
-        members = torch.bincount(self.ids, minlength=self.count)
-        starts = members.cumsum(0) - members
-        place = torch.empty_like(self.ids)
-        place[order] = torch.arange(len(order), device=order.device) - starts[self.ids[order]]
-        return place
-
-    def at_rank(self, value: Tensor, valid: Tensor, rank: Tensor) -> Tensor:
-        """Value of the sample at a rank of its group, one rank a group: [P] -> [P]; 0 where there is none."""
-        return self.sum(value, valid & (self.ranks(value, valid) == rank[self.ids]))
-
-    def quantile(self, value: Tensor, valid: Tensor, q: float, interpolation: str = "linear") -> Tensor:
-        r"""Quantile of each sample's group: [N] -> [N].
-
-        linear: between the two nearest, as NumPy and PyTorch do. inverse: \(\inf\{x : F(x) \ge q\}\), which occurs.
-        """
-        size = self.size(valid)
-        if interpolation == "inverse":
-            # q * size is off by rounding: 0.1 * 30 is above 3.
-            rank = (q * size.double() - 1e-9).ceil().long() - 1
-            return self.at_rank(value, valid, rank.clamp(min=0))[self.ids]
-        position = q * (size - 1).clamp(min=0).double()
-        below = self.at_rank(value, valid, position.floor().long())
-        above = self.at_rank(value, valid, position.ceil().long())
-        share = (position - position.floor()).to(value.dtype)
-        return (below + (above - below) * share)[self.ids]
-
-    def median(self, value: Tensor, valid: Tensor, even: str) -> Tensor:
-        """Median of each sample's group: [N] -> [N]; of an even one the `lower` of the middle two, or their `mean`."""
-        return self.quantile(value, valid, 0.5, "inverse" if even == "lower" else "linear")
-
     def is_singleton(self, valid: Tensor) -> Tensor:
         """Whether a sample is the only valid one of its group: [N] bool."""
         return (self.size(valid) == 1)[self.ids] & valid

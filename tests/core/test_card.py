@@ -16,7 +16,7 @@ from grpo_variants.spelling import as_released, resolved_values
 
 
 def card(spec="dapo", **more):
-    return Card(**{"variant": gv.get(spec), "host": "trl", **more})
+    return Card(**{"variant": gv.get(spec), "trainer": "trl", **more})
 
 
 @pytest.mark.parametrize("spec", HASHES_OF_0_1)
@@ -99,7 +99,7 @@ def test_what_the_host_adds_is_part_of_the_hash_and_the_rest_is_not():
     plain = card("dr_grpo")
     assert card("dr_grpo", effective={"max_completion_length": 512}).hash != plain.hash
     assert card("dr_grpo", effective={"a": 1, "b": 2}).hash == card("dr_grpo", effective={"b": 2, "a": 1}).hash
-    assert card("dr_grpo", host="verl", origins={"scale": "flag"}, notes=("A note.",)).hash == plain.hash
+    assert card("dr_grpo", trainer="verl", origins={"scale": "flag"}, notes=("A note.",)).hash == plain.hash
 
 
 def test_differences_name_the_changed_values():
@@ -261,7 +261,7 @@ def test_the_text_shows_every_value_with_its_origin():
 
 def test_a_users_own_variant_is_its_own_paper():
     mine = gv.Variant(name="mine_for_card", summary="Mine.")
-    made = Card(variant=mine, host="trl")
+    made = Card(variant=mine, trainer="trl")
     assert set(value_origins(mine, {}).values()) == {"paper"}
     assert "Defined in no reference." in made.paragraph()
 
@@ -289,11 +289,11 @@ TODAY = {
 def test_a_card_of_0_1_that_names_a_changed_member_says_so(name):
     before = read_card(OF_0_1 / name)
     assert former_spec(before) == TODAY[name]
-    now = Card(variant=gv.get(before["spec"]), host="trl", effective={"length": 256}).as_dict()
+    now = Card(variant=gv.get(before["spec"]), trainer="trl", effective={"length": 256}).as_dict()
     told = differences(before, now)[-1]
     member = before["variant"]
     assert told == f"{member} had other defaults when this card was written: what it names is {TODAY[name]} today"
-    same = Card(variant=gv.get(TODAY[name]), host="trl", effective={"length": 256})
+    same = Card(variant=gv.get(TODAY[name]), trainer="trl", effective={"length": 256})
     assert differences(before, same.as_dict()) == []
     assert same.hash == before["hash"]
 

@@ -251,8 +251,8 @@ def test_every_variant_opens_in_a_dozen_lines():
     from grpo_variants.card import Card
 
     for name in gv.names():
-        assert len(Card(variant=gv.get(name), host="trl").opening()) <= 8
-        changed = Card(variant=gv.get(f"{name},conventions=trl"), host="trl", origins={"conventions": "loss_type"})
+        assert len(Card(variant=gv.get(name), trainer="trl").opening()) <= 8
+        changed = Card(variant=gv.get(f"{name},conventions=trl"), trainer="trl", origins={"conventions": "loss_type"})
         assert "conventions=trl (defined: paper)" in changed.opening()[2]
 
 

@@ -304,7 +304,7 @@ def test_another_variants_adapter_is_never_overwritten(run, tmp_path):
     folder.mkdir()
     for spec, other in (("rloo", "grpo"), ("grpo,kl=none", "grpo")):
         (folder / "adapter_model.safetensors").write_bytes(b"weights")
-        Card(variant=gv.get(spec), host="trl").write(folder)
+        Card(variant=gv.get(spec), trainer="trl").write(folder)
         done = run("--variant", other, "--output", "mine")
         assert done.exit_code == 2
         assert f"--output: mine holds the adapter of {spec}; give another folder." in " ".join(

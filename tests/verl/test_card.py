@@ -59,14 +59,14 @@ def test_the_hosts_bounds_of_the_kl_term_are_on_the_card():
 
 def test_equal_objectives_have_equal_hashes_whatever_the_host():
     """rloo has nothing that a host adds: the hash is that of the bare variant."""
-    assert card_of(*whole("rloo")).hash == card.Card(variant=gv.get("rloo"), host="trl").hash
+    assert card_of(*whole("rloo")).hash == card.Card(variant=gv.get("rloo"), trainer="trl").hash
     assert card_of(*whole("rloo"), f"{ACTOR}.entropy_coeff=0.01").hash != card_of(*whole("rloo")).hash
 
 
 def test_the_length_of_dr_grpo_counts_under_the_name_that_trl_has():
     config = validated(f"{ESTIMATOR}=gv_dr_grpo", f"{LOSS}=gv_dr_grpo", "data.max_response_length=256")
     found = make_card(read_run(config))
-    wanted = card.Card(variant=gv.get("dr_grpo"), host="trl", effective={"max_completion_length": 256})
+    wanted = card.Card(variant=gv.get("dr_grpo"), trainer="trl", effective={"max_completion_length": 256})
     assert found.hash == wanted.hash
 
 

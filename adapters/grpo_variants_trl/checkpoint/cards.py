@@ -30,7 +30,7 @@ def make_card(choice: Choice, args: GRPOConfig, functions: int, *, engine: bool 
     """
     return Card(
         variant=choice.variant,
-        host="trl",
+        trainer="trl",
         origins=choice.origins,
         effective=_effective(choice, args),
         notes=(*_doubts(choice.variant, args.num_generations, functions), *_notes(choice, args, engine)),
