@@ -29,7 +29,7 @@ as powers of ten, and which test compared them is in [trl.json]({folder}/trl.jso
 _GLANCE = """\
 The quantities that are equal to a built-in of the trainer, for some of the variant's settings or under a condition: the
 tables below say which. Where the variant itself runs through the trainer's code, it is compared with this package's
-functions. A dash in the last two columns: the trainer cannot run it, or it needs inputs that the recorded batch lacks."""
+functions. A dash in the last two columns: the trainer cannot run it, or the recorded batch lacks an input."""
 _EQUAL = """\
 A spec on the left computes what the built-in on the right computes, within the relative tolerance under each quantity.
 `conventions` sets numeric fields only: epsilons, clamps, a group of one."""
