@@ -63,7 +63,7 @@ class GroupStd(Scale):
     r"""Standard deviation of the prompt's group, \(A_i / (\operatorname{std}_g(r) + \epsilon)\) (GRPO, 2402.03300).
 
     eps: added to the standard deviation (`eps_in=std`) or to the variance (`eps_in=var`), or the least variance that
-    divides (`eps_in=floor`, as in OpenRLHF).
+    divides (`eps_in=floor`).
     ddof: 1 for Bessel's correction, 0 for the population.
     """
 
