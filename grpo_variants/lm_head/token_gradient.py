@@ -16,11 +16,11 @@ from grpo_variants.objective.rule import Objective
 
 
 def precompute(objective: Objective, x: Tokens, counts: Counts, scored: Tensor) -> PrecomputedGradient | None:
-    """The gradient of a objective's loss for the LM head, or None where it is not known token by token.
+    """The gradient of an objective's loss for the LM head, or None where it is not known token by token.
 
     x: the batch's tokens; `logp` and `entropy` are not known yet, and their values are not read.
     counts: of the whole optimizer step. scored: [B, T] bool, the positions that the head scores. Differentiates
-    `policy_loss` itself, over the responses that a chunk touches, so that a objective needs nothing extra.
+    `policy_loss` itself, over the responses that a chunk touches, so that an objective needs nothing extra.
     """
     if x.extras is not None or not per_token(objective, on_policy=x.old_logp is None):
         return None

@@ -21,7 +21,7 @@ from grpo_variants.tensors.masked import select
 def plain_loss(
     objective: Objective, x: Tokens, counts: Counts | None, generator: torch.Generator | None = None
 ) -> Loss:
-    """`policy_loss` of a objective, part by part."""
+    """`policy_loss` of an objective, part by part."""
     x, step = read_tokens(x), step_of(counts, x, objective)
     if objective.surrogate.draws and x.draws is None:
         x = replace(x, draws=torch.rand(x.logp.shape, generator=generator, device=x.logp.device))
@@ -48,7 +48,7 @@ def step_of(counts: Counts | None, x: Tokens, objective: Objective) -> Counts:
     if objective.aggregation.of_group and x.row_weights is None:
         raise ValueError(
             "aggregation=prompt_mean weighs a response by its whole group's tokens, which a micro-batch does not show: "
-            "pass row_weights=gv.row_weights(objective, lengths, counts, groups) of the whole step in gv.Tokens."
+            "pass row_weights=gv.row_weights(variant, lengths, counts, groups) of the whole step in gv.Tokens."
         )
     return counts
 

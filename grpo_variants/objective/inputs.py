@@ -40,8 +40,8 @@ class Tokens:
     groups: B hashable ids; needed with aggregation=prompt_mean.
     row_weights: [B] weight per response, where the trainer has computed it from the whole step (`row_weights`).
     correction: [B, T] or [B, 1] detached weights, where the trainer has computed them; used instead of the
-        objective's own correction.
-    keep: [B, T] or [B] bool, tokens or responses whose policy term counts; used instead of the objective's own
+        variant's own correction.
+    keep: [B, T] or [B] bool, tokens or responses whose policy term counts; used instead of the variant's own
         token filter. The loss mask and the KL term are not touched.
     draws: [B, T] uniform random numbers, for parts that draw at random (default: drawn by `policy_loss`).
     extras: anything else that a user's own part reads.

@@ -77,5 +77,5 @@ class Objective:
 
 @lru_cache(maxsize=1024)
 def objective_of(rule: Objective) -> Objective:
-    """The objective alone, of a `Objective` too: what a compiled graph is kept by."""
+    """The objective alone, of a `Variant` too: what a compiled graph is kept by."""
     return Objective(**{f.name: getattr(rule, f.name) for f in fields(Objective)})
