@@ -39,12 +39,16 @@ def reinforce(values, x):
     return Loss(-stop(x.ratio) * x.a * x.lp)
 
 
-def clip(values, x):
-    low, high = 1 - values["surrogate.low"], 1 + values["surrogate.high"]
+def clipped(x, low, high, dual=None):
+    """PPO's clip between two bounds of the ratio."""
     gain = smaller(x.ratio * x.a, bounded(x.ratio, low, high) * x.a)
-    if x.a < 0 and values["surrogate.dual"] is not None:
-        gain = larger(gain, values["surrogate.dual"] * x.a)
+    if x.a < 0 and dual is not None:
+        gain = larger(gain, dual * x.a)
     return Loss(-gain, x.a < 0 and x.ratio.real < low, x.a > 0 and x.ratio.real > high)
+
+
+def clip(values, x):
+    return clipped(x, 1 - values["surrogate.low"], 1 + values["surrogate.high"], values["surrogate.dual"])
 
 
 def cispo(values, x):
@@ -128,14 +132,6 @@ def dro(values, x):
     """A whole response's penalty is shared by its tokens."""
     times = len(x.ratios) if values["ratio"] == "sequence_product" else 1
     return Loss(-x.a * x.lp + values["surrogate.tau"] / 2 * x.d**2 / times)
-
-
-def clipped(x, low, high, dual=None):
-    """PPO's clip between two bounds of the ratio."""
-    gain = smaller(x.ratio * x.a, bounded(x.ratio, low, high) * x.a)
-    if x.a < 0 and dual is not None:
-        gain = larger(gain, dual * x.a)
-    return Loss(-gain, x.a < 0 and x.ratio.real < low, x.a > 0 and x.ratio.real > high)
 
 
 def range_of(values, x):
