@@ -57,7 +57,7 @@ def suite(folder):
 @pytest.mark.slow
 def test_the_example_passes_every_test_over_a_new_member(copy):
     for change in CHANGES:
-        subprocess.run(["git", "apply", "-"], input=change, cwd=copy, text=True, check=True, timeout=60)
+        subprocess.run(["git", "apply", "-C1", "-"], input=change, cwd=copy, text=True, check=True, timeout=60)
     assert run(copy, "-m", "tools.docs.pages").returncode == 0
     done = suite(copy)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -68,7 +68,7 @@ def test_the_example_passes_every_test_over_a_new_member(copy):
 def test_without_its_oracle_function_it_is_not_complete(copy):
     for change in CHANGES:
         if "/oracle/" not in change:
-            subprocess.run(["git", "apply", "-"], input=change, cwd=copy, text=True, check=True, timeout=60)
+            subprocess.run(["git", "apply", "-C1", "-"], input=change, cwd=copy, text=True, check=True, timeout=60)
     assert run(copy, "-m", "tools.docs.pages").returncode == 0
     done = suite(copy)
     assert done.returncode == 1
