@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grpo_variants.trainers.base import Trainer, teach
+from grpo_variants.trainers.ms_swift.trainer import MS_SWIFT
 from grpo_variants.trainers.openrlhf.trainer import OPENRLHF
 from grpo_variants.trainers.trl.trainer import TRL
 from grpo_variants.trainers.verl.trainer import VERL
 from grpo_variants.variant import Variant
 
-TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRL, VERL, OPENRLHF)}
+TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRL, VERL, OPENRLHF, MS_SWIFT)}
 
 for _trainer in TRAINERS.values():
     teach(_trainer)

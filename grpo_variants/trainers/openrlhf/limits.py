@@ -14,6 +14,7 @@ from grpo_variants.objective.ratio import NoRatio, SequenceRatio, SequenceTokenR
 from grpo_variants.objective.surrogate import Clip, Reinforce
 from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.spelling import written
+from grpo_variants.trainers.command_line import choice_refused, field_refused
 from grpo_variants.trainers.openrlhf.words import (
     KL_FIELDS,
     LARGEST_EPS,
@@ -31,29 +32,23 @@ def refusals(variant: Variant) -> list[str]:
     return [f"{variant.name}: {reason}" for reason in reasons]
 
 
-def _says(axis: str, part: object, reason: str) -> str:
-    return f"{axis}={choice_name(axis, part)}: {reason}"
-
-
-def _field(key: str, value: object, reason: str) -> str:
-    return f"{key}={written(value)}: {reason}"
-
-
 def _advantage(variant: Variant) -> Iterator[str]:
     for axis in ("selection", "transform"):
         part = getattr(variant, axis)
         if choice_name(axis, part) != "none":
-            yield _says(axis, part, f"OpenRLHF uses every response and its reward as it is. Set {axis}=none.")
+            yield choice_refused(axis, part, f"OpenRLHF uses every response and its reward as it is. Set {axis}=none.")
     if estimator_of(variant) is None:
         pair = f"baseline={choice_name('baseline', variant.baseline)}, scale={choice_name('scale', variant.scale)}"
         yield f"{pair}: no estimator of OpenRLHF computes the two together. Set baseline=group_mean,scale=group_std."
     for field, wanted in SCALE_FIELDS.get(type(variant.scale), {}).items():
         if getattr(variant.scale, field) != wanted:
             key, value = f"scale.{field}", getattr(variant.scale, field)
-            yield _field(key, value, f"the estimator has no flag for it. Set {key}={written(wanted)}.")
+            yield field_refused(key, value, f"the estimator has no flag for it. Set {key}={written(wanted)}.")
     eps = getattr(variant.scale, "eps", 0.0)
     if estimator_of(variant) is not None and eps > LARGEST_EPS:
-        yield _field("scale.eps", eps, f"the estimator has no flag for it. Set scale.eps={LARGEST_EPS:g} or less.")
+        yield field_refused(
+            "scale.eps", eps, f"the estimator has no flag for it. Set scale.eps={LARGEST_EPS:g} or less."
+        )
     yield from _credit(variant)
     if variant.singleton != "zero":
         yield f"singleton={variant.singleton}: every prompt has several responses there. Set singleton=zero."
@@ -62,9 +57,11 @@ def _advantage(variant: Variant) -> Iterator[str]:
 def _credit(variant: Variant) -> Iterator[str]:
     returns = isinstance(variant.credit, RewardToGo)
     if returns and estimator_of(variant) not in (None, "reinforce"):
-        yield _says("credit", variant.credit, "only its estimator reinforce has returns per token. Set credit=outcome.")
+        yield choice_refused(
+            "credit", variant.credit, "only its estimator reinforce has returns per token. Set credit=outcome."
+        )
     elif not returns and not isinstance(variant.credit, Outcome):
-        yield _says("credit", variant.credit, "OpenRLHF has one reward per response. Set credit=outcome.")
+        yield choice_refused("credit", variant.credit, "OpenRLHF has one reward per response. Set credit=outcome.")
 
 
 def _objective(variant: Variant) -> Iterator[str]:
@@ -72,34 +69,38 @@ def _objective(variant: Variant) -> Iterator[str]:
     if not isinstance(variant.surrogate, Clip) and not (
         isinstance(variant.surrogate, Reinforce) and isinstance(variant.ratio, NoRatio)
     ):
-        yield _says("surrogate", variant.surrogate, "OpenRLHF has PPO's clip and GSPO only. Set surrogate=clip.")
+        yield choice_refused(
+            "surrogate", variant.surrogate, "OpenRLHF has PPO's clip and GSPO only. Set surrogate=clip."
+        )
     rule = variant.aggregation
     if not isinstance(rule, (TokenMean, SequenceMean)):
         ways = (
             "aggregation=sequence_mean" if is_gspo(variant) else "aggregation=token_mean or aggregation=sequence_mean"
         )
-        yield _says("aggregation", rule, f"OpenRLHF averages over tokens or over responses. Set {ways}.")
+        yield choice_refused("aggregation", rule, f"OpenRLHF averages over tokens or over responses. Set {ways}.")
     elif rule.drops_rows:
-        yield _field("aggregation.rows", "signal", "OpenRLHF trains on every response. Set aggregation.rows=all.")
+        yield field_refused(
+            "aggregation.rows", "signal", "OpenRLHF trains on every response. Set aggregation.rows=all."
+        )
     elif is_gspo(variant) and isinstance(rule, TokenMean):
-        yield _says("aggregation", rule, "its gspo averages over responses. Set aggregation=sequence_mean.")
+        yield choice_refused("aggregation", rule, "its gspo averages over responses. Set aggregation=sequence_mean.")
     if variant.tokens.whole_batch:
-        yield _says("tokens", variant.tokens, "OpenRLHF has no choice of tokens. Set tokens=all.")
+        yield choice_refused("tokens", variant.tokens, "OpenRLHF has no choice of tokens. Set tokens=all.")
 
 
 def _ratio(variant: Variant) -> Iterator[str]:
     ratio: Any = variant.ratio
     if not isinstance(ratio, (NoRatio, TokenRatio, SequenceRatio, SequenceTokenRatio)):
-        yield _says("ratio", ratio, "OpenRLHF has the token's ratio and GSPO's. Set ratio=token.")
+        yield choice_refused("ratio", ratio, "OpenRLHF has the token's ratio and GSPO's. Set ratio=token.")
         return
     if isinstance(ratio, NoRatio):
         return
     if ratio.anchor == "rollout" and not is_gspo(variant):
-        yield _field("ratio.anchor", "rollout", "OpenRLHF compares with the old policy. Set ratio.anchor=old.")
+        yield field_refused("ratio.anchor", "rollout", "OpenRLHF compares with the old policy. Set ratio.anchor=old.")
     for side in ("bound_low", "bound_high"):
         value, allowed = getattr(ratio, side), RATIO_BOUNDS[is_gspo(variant)]
         if value not in allowed:
-            yield _field(f"ratio.{side}", value, f"it has no flag. Set ratio.{side}={written(allowed[0])}.")
+            yield field_refused(f"ratio.{side}", value, f"it has no flag. Set ratio.{side}={written(allowed[0])}.")
 
 
 def _kl(variant: Variant) -> Iterator[str]:
@@ -107,21 +108,27 @@ def _kl(variant: Variant) -> Iterator[str]:
     if kl is None or kl.beta == 0:
         return
     if isinstance(kl, Abs):
-        yield _says("kl", kl, "OpenRLHF has k1, k2 and k3. Set kl=k3.")
+        yield choice_refused("kl", kl, "OpenRLHF has k1, k2 and k3. Set kl=k3.")
     if kl.gradient == "k2" and kl.estimator != "k2":
-        yield _field("kl.gradient", "k2", "OpenRLHF's own correction weighs it by the ratio. Set kl=k2.")
+        yield field_refused("kl.gradient", "k2", "OpenRLHF's own correction weighs it by the ratio. Set kl=k2.")
     if kl.weighted != "none":
-        yield _field("kl.weighted", kl.weighted, "OpenRLHF does not differentiate that weight. Set kl.weighted=none.")
+        yield field_refused(
+            "kl.weighted", kl.weighted, "OpenRLHF does not differentiate that weight. Set kl.weighted=none."
+        )
     if kl.exempt is not None:
-        yield _field("kl.exempt", kl.exempt, "OpenRLHF adds the KL term to every token. Set kl.exempt=none.")
+        yield field_refused("kl.exempt", kl.exempt, "OpenRLHF adds the KL term to every token. Set kl.exempt=none.")
     if kl.placement == "reward" and estimator_of(variant) not in (None, "reinforce"):
-        yield _field("kl.placement", "reward", "OpenRLHF adds it after baseline and scale. Set kl.placement=loss.")
+        yield field_refused(
+            "kl.placement", "reward", "OpenRLHF adds it after baseline and scale. Set kl.placement=loss."
+        )
     if kl.placement == "loss" and not isinstance(variant.aggregation, TokenMean):
-        yield _field("kl.placement", "loss", "its KL is a mean over tokens. Set kl=none, or aggregation=token_mean.")
+        yield field_refused(
+            "kl.placement", "loss", "its KL is a mean over tokens. Set kl=none, or aggregation=token_mean."
+        )
     for field, allowed in KL_FIELDS.items():
         if getattr(kl, field) not in allowed:
             value = getattr(kl, field)
-            yield _field(f"kl.{field}", value, f"it has no flag. Set kl.{field}={written(allowed[0])}.")
+            yield field_refused(f"kl.{field}", value, f"it has no flag. Set kl.{field}={written(allowed[0])}.")
 
 
 def _correction(variant: Variant) -> Iterator[str]:
@@ -140,9 +147,11 @@ def _correction(variant: Variant) -> Iterator[str]:
 def _rollout(variant: Variant) -> Iterator[str]:
     rule = variant.filter
     if rule.drops and rule.metric is not None:
-        yield _field("filter.metric", rule.metric, "OpenRLHF goes by the function's scores. Leave filter.metric out.")
+        yield field_refused(
+            "filter.metric", rule.metric, "OpenRLHF goes by the function's scores. Leave filter.metric out."
+        )
     if rule.drops and rule.max_rounds not in (None, ZeroVariance().max_rounds):
-        yield _field(
+        yield field_refused(
             "filter.max_rounds", rule.max_rounds, "OpenRLHF draws until the batch is full. Leave filter.max_rounds out."
         )
     if variant.overlong.masks:
@@ -151,7 +160,9 @@ def _rollout(variant: Variant) -> Iterator[str]:
             "overlong=keep."
         )
     if variant.overlong.statistics == "drop":
-        yield _field("overlong.statistics", "drop", "their rewards stay in the group. Set overlong.statistics=keep.")
+        yield field_refused(
+            "overlong.statistics", "drop", "their rewards stay in the group. Set overlong.statistics=keep."
+        )
 
 
 def notes(variant: Variant) -> Iterator[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from grpo_variants.trainers.base import Trainer
+from grpo_variants.trainers.command_line import shell_lines
 from grpo_variants.trainers.openrlhf.limits import notes, refusals
-from grpo_variants.trainers.openrlhf.words import flags_of, shell_words
+from grpo_variants.trainers.openrlhf.words import flags_of
 from grpo_variants.variant import Variant
 
 
@@ -17,11 +18,7 @@ def openrlhf_lines(variant: Variant) -> Iterator[str]:
     """
     if reasons := refusals(variant):
         raise ValueError(" ".join(reasons))
-    for note in notes(variant):
-        yield f"# {note}"
-    *first, last = shell_words(flags_of(variant))
-    yield from (f"{words} \\" for words in first)
-    yield last
+    yield from shell_lines(notes(variant), flags_of(variant))
 
 
 OPENRLHF = Trainer(

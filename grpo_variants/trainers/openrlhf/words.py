@@ -11,7 +11,7 @@ from grpo_variants.objective.correction import TokenMask, TokenTruncate
 from grpo_variants.objective.ratio import NoRatio, SequenceRatio, SequenceTokenRatio
 from grpo_variants.objective.surrogate import Clip
 from grpo_variants.rollout.overlong import Penalty
-from grpo_variants.spelling import written
+from grpo_variants.trainers.command_line import Flags
 from grpo_variants.variant import Variant
 
 ADVANTAGE = "--algo.advantage"
@@ -39,8 +39,6 @@ LARGEST_EPS = 1e-4
 RATIO_BOUNDS: Mapping[bool, tuple[float | None, ...]] = {False: (20.0,), True: (20.0, None)}
 KL_FIELDS: Mapping[str, tuple[float | None, ...]] = {"bound": (20.0, 10.0, None), "value_bound": (10.0, None)}
 
-Flags = dict[str, tuple[object, ...]]
-
 
 def estimator_of(variant: Variant) -> str | None:
     """The word for a variant's baseline and scale; None where there is none."""
@@ -49,7 +47,7 @@ def estimator_of(variant: Variant) -> str | None:
 
 def advantage_flags(variant: Variant) -> Flags:
     """The estimator, which has to be given: the default is PPO with a critic."""
-    flags: Flags = {f"{ADVANTAGE}.estimator": (estimator_of(variant),)}
+    flags: dict[str, tuple[object, ...]] = {f"{ADVANTAGE}.estimator": (estimator_of(variant),)}
     if isinstance(variant.credit, RewardToGo):
         flags[f"{ADVANTAGE}.gamma"] = (variant.credit.gamma,)
     return flags
@@ -57,7 +55,7 @@ def advantage_flags(variant: Variant) -> Flags:
 
 def objective_flags(variant: Variant) -> Flags:
     """Ratio, clip and aggregation; gspo has an aggregation of its own."""
-    flags: Flags = {}
+    flags: dict[str, tuple[object, ...]] = {}
     if is_gspo(variant):
         flags["--actor.policy_loss_type"] = ("gspo",)
     else:
@@ -82,7 +80,7 @@ def kl_flags(variant: Variant) -> Flags:
     kl = variant.kl
     if kl is None or kl.beta == 0:
         return {f"{KL}.init_coef": (0,)}
-    flags: Flags = {f"{KL}.use_loss": ()} if kl.placement == "loss" else {}
+    flags: dict[str, tuple[object, ...]] = {f"{KL}.use_loss": ()} if kl.placement == "loss" else {}
     return flags | {f"{KL}.estimator": (kl.estimator,), f"{KL}.init_coef": (kl.beta,)}
 
 
@@ -104,7 +102,7 @@ def _correction(mode: str, low: object, high: object) -> Flags:
 
 def rollout_flags(variant: Variant) -> Flags:
     """Dynamic filtering and the overlong penalty."""
-    flags: Flags = {}
+    flags: dict[str, tuple[object, ...]] = {}
     if variant.filter.drops:
         flags |= {f"{FILTER}_enable": (), f"{FILTER}_range": (0, 1)}
     if isinstance(variant.overlong, Penalty):
@@ -122,8 +120,3 @@ def flags_of(variant: Variant) -> Flags:
         **correction_flags(variant),
         **rollout_flags(variant),
     }
-
-
-def shell_words(flags: Flags) -> list[str]:
-    """Flags as words of a shell command, one flag with its values each."""
-    return [" ".join([flag, *map(written, values)]) for flag, values in flags.items()]
