@@ -86,7 +86,7 @@ def test_any_split_trains_the_same_parameters(tmp_path, monkeypatch, spec):
 
         return [{**batch, step_statistics.DRAWS: draws(batch["completion_ids"])} for batch in batches]
 
-    monkeypatch.setattr("grpo_variants_trl.trainer.with_draws", by_content)
+    monkeypatch.setattr("grpo_variants_trl.step.stage.with_draws", by_content)
     ends = []
     for size, accumulation in ((16, 1), (4, 4)):
         flags = dict(per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, num_iterations=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,7 @@ from trl import GRPOConfig
 
 from grpo_variants.axes import choice_name
 from grpo_variants.rollout.steps import check_columns
+from grpo_variants.tensors.checks import unknown
 from grpo_variants.trainers.trl.limits import trl_refusals
 from grpo_variants.variant import Variant
 from grpo_variants_trl.config.flags import Choice
@@ -31,6 +32,14 @@ def check_host(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> No
     """
     for reason in _reasons(choice, args, given):
         raise ValueError(f"loss_type={args.loss_type!r} cannot be honoured by TRL: {reason}")
+
+
+def check_filter_metric(variant: Variant, reward_functions: Sequence[str]) -> None:
+    """Raise ValueError for a group filter by a reward function that does not exist; TRL names them when it is made."""
+    metric = variant.filter.metric
+    if metric is not None and metric not in reward_functions:
+        known = [*reward_functions, "none"]
+        raise ValueError(unknown(f"filter.metric={metric!r} is no reward function", metric, known))
 
 
 def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
@@ -168,14 +177,14 @@ def _window(variant: Variant, args: GRPOConfig) -> list[str]:
         return []
     if getattr(args, "approximate_windows", False) and may_be_approximate(variant):
         return []
-    unknown = "the lengths that its weights and statistics need are not known at its first micro-batch"
+    missing = "the lengths that its weights and statistics need are not known at its first micro-batch"
     if not needs_whole_window(variant):
-        unknown = "the tokens that the entropy bonus is a mean over are not known at its first micro-batch"
+        missing = "the tokens that the entropy bonus is a mean over are not known at its first micro-batch"
     nearest = " or ".join(f"steps_per_generation={s}" for s in _nearest(accumulation, steps, iterations))
     switch = "" if not may_be_approximate(variant) else ", or approximate_windows=True to count by TRL's rule"
     return [
         f"an optimizer step of {accumulation} micro-batches spans two generations of {steps} x {iterations}, so "
-        f"{unknown}. Set {nearest}{switch}."
+        f"{missing}. Set {nearest}{switch}."
     ]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grpo_variants_trl.rollout.process_rewards import Steps, gathered_steps
 from grpo_variants_trl.rollout.rewards import total_rewards
+from grpo_variants_trl.step.log import mode_of
 
 TABLES = ("prompt", "completion", "advantages", "images")
 NESTED_TABLES = ("rewards", "extra")
@@ -134,7 +135,7 @@ class Log:
 @contextmanager
 def own_log(trainer: Any) -> Iterator[Log]:
     """Let a block write into an empty log, and put the host's own back afterwards."""
-    mode = "train" if trainer.model.training else "eval"
+    mode = mode_of(trainer)
     metrics, tables = trainer._metrics[mode], trainer._logs
 
     def empty() -> deque[Any]:

@@ -23,6 +23,7 @@ from grpo_variants_trl.rollout.capture import Log, Sampled, own_log, write_rows
 from grpo_variants_trl.rollout.prompts import PromptStream, task_text
 from grpo_variants_trl.rollout.rewards import total_rewards
 from grpo_variants_trl.rollout.signal import Signal, signal_of
+from grpo_variants_trl.step.log import current_metrics
 from grpo_variants_trl.step.step_counts import PROMPT_SIDE
 
 Generate = Callable[[list[dict[str, Any]]], Sampled]
@@ -254,7 +255,7 @@ def _widened(value: Tensor, width: int, left: bool, fill: int) -> Tensor:
 
 def _write_metrics(trainer: Any, batch: Sampled, logs: list[Log], sizes: list[int]) -> None:
     """The batch's own rewards and lengths, as the host would log them; the rest as the mean over what was sampled."""
-    log = trainer._metrics["train" if trainer.model.training else "eval"]
+    log = current_metrics(trainer)
     own = _of_responses(trainer, batch)
     for name in {key: None for part in logs for key in part.metrics}:
         if name == "num_tokens":

@@ -15,6 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from trl.data_utils import prepare_multimodal_messages
 
 from grpo_variants_trl.rollout.dynamic_sampling import refills
+from grpo_variants_trl.step.log import mode_of
 
 _TRANSFORMERS = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
 _VLLM = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -203,7 +204,7 @@ def _set(holder: Any, **values: Any) -> Iterator[None]:
 @contextmanager
 def _logs_put_back(trainer: Any) -> Iterator[None]:
     """What is logged about greedy responses is not about the sampled ones that logs and tables show."""
-    mode = "train" if trainer.model.training else "eval"
+    mode = mode_of(trainer)
     kept = copy.deepcopy((trainer._pending_extra_logs, trainer._pending_metrics, trainer._metrics[mode]))
     try:
         yield

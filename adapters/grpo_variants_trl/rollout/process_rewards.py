@@ -20,6 +20,7 @@ from trl.trainer.utils import is_async_callable
 
 from grpo_variants import keep_groups
 from grpo_variants.rollout.steps import Step, completion_text, step_ends
+from grpo_variants_trl.step.log import current_metrics
 
 # A step by its last token (from 1) and, from the back, its place among the steps of one function that end there.
 Key = tuple[int, int]
@@ -207,7 +208,7 @@ def gathered_steps(trainer: Any, own: Scored, rewards: Tensor) -> Steps:
     outcome = rewards.masked_fill(given, float("nan")) * trainer.reward_weights.to(rewards.device)
     missing = outcome.isnan().all(1)
     steps = Steps(ends, values, last).with_outcome(outcome.nansum(1).masked_fill(missing, float("nan")))
-    log = trainer._metrics["train" if trainer.model.training else "eval"]
+    log = current_metrics(trainer)
     log["gv/steps_per_response"].append(steps.exist.sum(1).float().mean().item())
     log["gv/step_reward"].append(steps.rewards[steps.exist].nanmean().item())
     return steps
