@@ -20,7 +20,7 @@ import grpo_variants as gv
 from grpo_variants.files import read_json
 
 # What the host cannot give: squared probabilities, and the engine's log-probabilities without an engine. Step rewards
-# have tests of their own (test_process.py).
+# have tests of their own (test_process_rewards.py).
 TRAINED = [n for n in gv.names() if n not in ("grpo_process", "otb") and not gv.get(n).needs_rollout_logp]
 MORE = {"passk_analytic": ",transform.k=2"}  # with k = 4 of four responses every group that has a right one is equal
 

@@ -42,7 +42,7 @@ def test_two_processes_have_trls_own_entropy_mask(tmp_path):
 @pytest.mark.slow
 def test_two_processes_refill_one_batch(tmp_path):
     """Both ranks draw the same prompts in the same rounds, and a response that moves to another rank stays whole."""
-    results = ranks("trl_refill.py", tmp_path)
+    results = ranks("trl_dynamic_sampling.py", tmp_path)
     for found in results:
         assert len(found["batches"]) == 2
         for batch in found["batches"]:

@@ -6,7 +6,7 @@ from support import torchrun
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return torchrun.ranks("trl_process.py", tmp_path_factory.mktemp("ranks"))
+    return torchrun.ranks("trl_process_rewards.py", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow
