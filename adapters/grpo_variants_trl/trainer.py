@@ -21,11 +21,11 @@ from grpo_variants_trl.config.grpo_config import choice_of
 from grpo_variants_trl.config.live_settings import LiveSettings
 from grpo_variants_trl.config.overridden_methods import OverriddenMethods
 from grpo_variants_trl.config.refusals import check_filter_metric, check_host
-from grpo_variants_trl.rollout.dynamic_sampling import Refill, refills
+from grpo_variants_trl.rollout.dynamic_sampling import DynamicSampling, draws_again
 from grpo_variants_trl.rollout.eos import stop_tokens, turn_ends
 from grpo_variants_trl.rollout.greedy import GreedyBaseline
 from grpo_variants_trl.rollout.metrics import RolloutMetrics
-from grpo_variants_trl.rollout.process_rewards import Scored
+from grpo_variants_trl.rollout.process_rewards import ScoredSteps
 from grpo_variants_trl.rollout.rewards import RewardBorder
 from grpo_variants_trl.rollout.stage import RolloutStage
 from grpo_variants_trl.step.entropy_bonus import EntropyBonus
@@ -35,7 +35,7 @@ from grpo_variants_trl.step.log import LogStage
 from grpo_variants_trl.step.metrics import LossMetrics
 from grpo_variants_trl.step.packing import choose_packing
 from grpo_variants_trl.step.stage import CountingStage, ObjectiveStage
-from grpo_variants_trl.step.step_counts import Window
+from grpo_variants_trl.step.step_counts import StepCounts
 
 _SIGNATURE = inspect.signature(GRPOTrainer.__init__)
 
@@ -51,7 +51,7 @@ class VariantGRPOTrainer(RolloutStage, CountingStage, ObjectiveStage, LogStage, 
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Resolve the variant and refuse what cannot be honoured, then let TRL build itself."""
+        """Resolve the variant, refuse what TRL cannot do for it, and let TRL build itself."""
         given = _SIGNATURE.bind_partial(self, *args, **kwargs).arguments
         config = given.get("args")
         self._choice = None if config is None else choice_of(config)
@@ -71,15 +71,15 @@ class VariantGRPOTrainer(RolloutStage, CountingStage, ObjectiveStage, LogStage, 
         """Make what the stages work with; given: the constructor's arguments by name."""
         self._stop_tokens = stop_tokens(self)
         self.eos_token_ids = list(dict.fromkeys([*self._stop_tokens, *turn_ends(self)]))
-        self._window: Window | None = None
-        self.scored: Scored | None = None
+        self._step_counts: StepCounts | None = None
+        self.scored: ScoredSteps | None = None
         moves = getattr(self.args, "reset_reference_every", None) is not None
         self._reference = MovingReference(self) if moves else None
         keep_start(self)
         self._reward_border = RewardBorder(self)
         self.health = HealthWatch(self) if getattr(self.args, "health_check", None) is not False else None
         self._rollout_metrics, self._loss_metrics = RolloutMetrics(self, self.health), LossMetrics(self, self.health)
-        self._refill = Refill(self) if refills(self.variant) else None
+        self._dynamic_sampling = DynamicSampling(self) if draws_again(self.variant) else None
         self._head = ChunkedHead(self)
         self._packing, self._packing_text = choose_packing(self, getattr(self.args, "skip_zero_gradient_rows", None))
         self._greedy = GreedyBaseline(self) if "greedy_rewards" in self.variant.rollout_inputs else None
@@ -103,7 +103,7 @@ class VariantGRPOTrainer(RolloutStage, CountingStage, ObjectiveStage, LogStage, 
         return None if self._choice is None else self._choice.variant
 
     def _opening(self) -> list[str]:
-        """What is said at the start of a run."""
+        """The lines that are printed at the start of a run."""
         if getattr(self.args, "print_card", None):
             return [self.variant_card.text(), f"  {self._packing_text}"]
         lines = self.variant_card.opening()

@@ -1,4 +1,4 @@
-"""The recorded batch through TRL's path: rewards to advantages, micro-batches of a window, loss.
+"""The recorded batch through TRL's path: rewards to advantages, micro-batches of an optimizer step, loss.
 
 The numbers equal the core's and, where verl's suite has run on the same sources, verl's.
 """

@@ -97,7 +97,7 @@ def test_the_reference_becomes_the_policy_every_two_steps(tmp_path, saved, kind)
     trainer.train()
     reference, policy = watch.reference, watch.policy
     assert torch.equal(reference["made"], policy["made"])
-    # Steps are numbered from 1. The reset falls in front of the rollouts of steps 3 and 5.
+    # Optimizer steps are numbered from 1. The reset falls in front of the rollouts of steps 3 and 5.
     start, second, fourth = policy["made"], policy[(2, "after")], policy[(4, "after")]
     expected = {1: start, 2: start, 3: second, 4: second, 5: fourth}
     for step, wanted in expected.items():
@@ -233,7 +233,7 @@ CONFIGS = {
     ),
     "within a generation": (
         {"reset_reference_every": 3, "steps_per_generation": 4, "num_iterations": 1},
-        "falls between two steps that one generation feeds, whose reference log-probabilities are known already. Set "
+        "falls between two optimizer steps of one generation, whose reference log-probabilities are known already. Set "
         "reset_reference_every=4.",
     ),
     "within several iterations": (

@@ -14,12 +14,12 @@ from grpo_variants_trl.checkpoint.state import load_state, save_state
 
 
 class CheckpointStage(GRPOTrainer):
-    """Begins a run whole, and writes the variant's state and card beside what TRL writes."""
+    """Starts a run with whole optimizer steps, and writes the variant's state and card beside TRL's checkpoint."""
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
-        """Train as TRL does; what an interruption left half done is forgotten, so that steps are whole again."""
+        """Train as TRL does; an optimizer step that an interruption left unfinished starts anew."""
         if self.variant is not None:
-            self._window, self._buffered_inputs, self._step = None, None, 0
+            self._step_counts, self._buffered_inputs, self._step = None, None, 0
             self._loss_metrics.forget()
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
@@ -35,7 +35,7 @@ class CheckpointStage(GRPOTrainer):
             load_state(self, Path(checkpoint))
 
     def _report_other_card(self, checkpoint: str) -> None:
-        """Say what differs from the checkpoint's objective; a damaged card, which is only compared, stops nothing."""
+        """Report what differs from the checkpoint's objective; a damaged card is only a warning."""
         try:
             before = read_card(checkpoint)
         except FileError as error:

@@ -28,7 +28,7 @@ class OverriddenMethods(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Raise RuntimeError where no micro-batch reached the variant's loss."""
-        if self.trainer._window is None:
+        if self.trainer._step_counts is None:
             raise RuntimeError(self._without_effect(_TO_THE_LOSS))
 
     def _without_effect(self, methods: Sequence[str]) -> str:

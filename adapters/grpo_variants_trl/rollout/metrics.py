@@ -10,7 +10,7 @@ from torch import Tensor
 from trl.trainer.utils import nanstd
 
 from grpo_variants import keep_groups
-from grpo_variants_trl.rollout.dynamic_sampling import Filled
+from grpo_variants_trl.rollout.dynamic_sampling import FilledBatch
 from grpo_variants_trl.rollout.generation_batch import Gathered
 from grpo_variants_trl.rollout.greedy import GreedyPass
 from grpo_variants_trl.rollout.rewards import total_rewards
@@ -66,7 +66,7 @@ class RolloutMetrics:
             table.pop()
         table.extend(advantages.tolist())
 
-    def groups(self, filled: Filled, kept: Tensor | None, group_size: int) -> None:
+    def groups(self, filled: FilledBatch, kept: Tensor | None, group_size: int) -> None:
         """Log which share of the sampled groups has no signal, why, and what dynamic sampling cost."""
         signal = Signal.joined([signal_of(self.trainer, part, group_size) for part in filled.drawn])
         costs = {} if kept is None else filled.costs(kept) | {"kept_responses": kept.float().mean().item()}

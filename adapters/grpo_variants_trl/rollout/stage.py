@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from grpo_variants_trl.rollout.capture import sample
-from grpo_variants_trl.rollout.dynamic_sampling import Filled
+from grpo_variants_trl.rollout.capture import capture
+from grpo_variants_trl.rollout.dynamic_sampling import FilledBatch
 from grpo_variants_trl.rollout.eos import stopping_at
 from grpo_variants_trl.rollout.generation_batch import (
     Gathered,
@@ -41,9 +41,9 @@ class RolloutStage(GRPOTrainer):
         given = (prompt_ids, images, multimodal_fields, num_generations)
         if self.variant is None:
             return super()._generate_single_turn(*given, **options)
-        host, training = partial(super()._generate_single_turn, **options), self.model.training
+        trl_generate, training = partial(super()._generate_single_turn, **options), self.model.training
         with stopping_at(self, self._stop_tokens):
-            generated = host(*given) if self._greedy is None else self._greedy.generate(host, *given)
+            generated = trl_generate(*given) if self._greedy is None else self._greedy.generate(trl_generate, *given)
         if self.model.training != training:  # TRL's continuous batching leaves evaluation in training mode
             self.model.train(training)
         return generated
@@ -74,13 +74,13 @@ class RolloutStage(GRPOTrainer):
         self._rollout_metrics.groups(sampled, kept, group_size)
         return out
 
-    def _sampled(self, inputs: list[dict[str, Any]]) -> Filled:
-        """Responses of a batch by TRL's own generation, groups without signal drawn again where the variant asks."""
-        generate = partial(sample, self, super()._generate_and_score_completions)
-        if self._refill is not None and self.model.training:
-            return self._refill(generate, inputs)
+    def _sampled(self, inputs: list[dict[str, Any]]) -> FilledBatch:
+        """Responses of a batch by TRL's own generation, with dynamic sampling where the variant has it."""
+        generate = partial(capture, self, super()._generate_and_score_completions)
+        if self._dynamic_sampling is not None and self.model.training:
+            return self._dynamic_sampling(generate, inputs)
         batch = generate(inputs)
-        return Filled(batch, [batch], 0)
+        return FilledBatch(batch, [batch], 0)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
@@ -90,7 +90,7 @@ class RolloutStage(GRPOTrainer):
         return rewards
 
     def _remembered(self, inputs: list[dict[str, Any]], out: dict[str, Any], training: bool) -> dict[str, Any]:
-        """The memory and the prompts it goes by, for a variant that remembers; evaluation leaves no trace in it."""
+        """The memory and the prompts that are its keys, for a variant that remembers; evaluation does not change it."""
         if self.memory is None:
             return {}
         state = self.memory if training else copy.deepcopy(self.memory)

@@ -1,4 +1,4 @@
-"""The trainer's log stage: the health of each optimizer step is in the log, what is not finite is not."""
+"""The trainer's log stage: TRL's log with the health of each optimizer step, and with finite numbers only."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from grpo_variants_trl.step.finite import is_nonfinite, take_nonfinite
 
 
 def mode_of(trainer: Any) -> str:
-    """TRL's name of what a trainer is doing."""
+    """TRL's name of a trainer's current mode."""
     return "train" if trainer.model.training else "eval"
 
 
 def current_metrics(trainer: Any) -> dict[str, list[float]]:
-    """TRL's metrics of what a trainer is doing, by name; a log entry has the means."""
+    """The lists of values that TRL logs the means of, in a trainer's current mode."""
     return trainer._metrics[mode_of(trainer)]
 
 
 class LogStage(GRPOTrainer):
-    """Writes TRL's log."""
+    """Writes TRL's log with the health check in it, and without numbers that are not finite."""
 
     def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         """TRL's log of an optimizer step, with the health of the step in it."""
@@ -39,7 +39,7 @@ class LogStage(GRPOTrainer):
         logs.update(left_out)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Whether an evaluation is the best so far; one whose metric is not finite is not, nor is it kept as such."""
+        """Whether an evaluation is the best so far; one whose metric is not finite never is."""
         name = self.args.metric_for_best_model or ""
         value = metrics.get(name if name.startswith("eval_") else f"eval_{name}")
         if self.variant is not None and is_nonfinite(value):

@@ -1,4 +1,4 @@
-"""The trainer's two stages of an optimizer step: what its responses count, and their loss."""
+"""The trainer's two stages of an optimizer step: its counts, and its loss."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from grpo_variants_trl.rollout.mismatch import filled
 from grpo_variants_trl.step.log import current_metrics
 from grpo_variants_trl.step.packing import pack
 from grpo_variants_trl.step.step_counts import (
-    SpanningWindow,
-    Window,
+    SpanningStepCounts,
+    StepCounts,
+    count_step,
     loss_mask,
     may_be_approximate,
-    needs_whole_window,
-    open_window,
-    spanning_window,
+    needs_whole_step,
+    spanning_step,
 )
 from grpo_variants_trl.step.step_statistics import DRAWS, step_thresholds, with_draws
 
@@ -43,34 +43,34 @@ _MODEL_INPUTS = (
 class CountingStage(GRPOTrainer):
     """Knows which micro-batches make an optimizer step, and counts them at its first one."""
 
-    def _current_window(self, inputs: dict[str, Any]) -> Window:
-        """The optimizer step that this micro-batch belongs to; opened at its first one."""
+    def _current_step(self, inputs: dict[str, Any]) -> StepCounts:
+        """The optimizer step that this micro-batch belongs to, counted at its first one."""
         limit = self.max_completion_length
         if not self.model.training:
-            return self._opened([inputs])
-        if self._window is None or self._window.left == 0:
+            return self._counted([inputs])
+        if self._step_counts is None or self._step_counts.left == 0:
             self._live.follow(sampling=False)
             size = self.current_gradient_accumulation_steps
             steps = self.args.steps_per_generation
             if self._is_whole(size):
                 batches = [self._buffered_inputs[(self._step + i) % steps] for i in range(size)]
-                self._window = self._opened(batches)
+                self._step_counts = self._counted(batches)
             else:
                 self._refuse_silent_approximation(size)
-                self._window = spanning_window(self.accelerator, limit, size)
-            self._window.on_policy = self._step % (steps * self.num_iterations) == 0
-        if isinstance(self._window, SpanningWindow):
+                self._step_counts = spanning_step(self.accelerator, limit, size)
+            self._step_counts.on_policy = self._step % (steps * self.num_iterations) == 0
+        if isinstance(self._step_counts, SpanningStepCounts):
             share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
-            self._window.enter(self.variant, inputs, self._buffered_inputs, share, self.accelerator)
-        return self._window
+            self._step_counts.enter(self.variant, inputs, self._buffered_inputs, share, self.accelerator)
+        return self._step_counts
 
     def _refuse_silent_approximation(self, size: int) -> None:
-        """Raise RuntimeError where an optimizer step that spans two generations would be counted by TRL's rule unasked.
+        """Raise RuntimeError where an optimizer step spans two generations, and nobody asked to count by TRL's rule.
 
-        Schedules of which this is known are refused when the trainer is made.
+        Schedules for which this is known are refused when the trainer is made.
         """
         asked = getattr(self.args, "approximate_windows", False) and may_be_approximate(self.variant)
-        if asked or not needs_whole_window(self.variant, entropy_bonus=self._entropy_bonus is not None):
+        if asked or not needs_whole_step(self.variant, entropy_bonus=self._entropy_bonus is not None):
             return
         every = self.args.steps_per_generation * self.num_iterations
         raise RuntimeError(
@@ -80,18 +80,18 @@ class CountingStage(GRPOTrainer):
             "by itself: something has changed its schedule or its counter of micro-batches."
         )
 
-    def _opened(self, batches: list[dict[str, Any]]) -> Window:
-        """The optimizer step (or evaluation batch) of these micro-batches, its statistics taken and its rows packed."""
+    def _counted(self, batches: list[dict[str, Any]]) -> StepCounts:
+        """The optimizer step (or evaluation batch) of these micro-batches: counts, statistics, packed responses."""
         batches = with_draws(self, batches)
-        window = open_window(self.variant, batches, self.accelerator, self.max_completion_length)
-        window.counts = replace(window.counts, thresholds=step_thresholds(self, batches))
-        window.batches = batches if self.variant.surrogate.draws else None
+        step = count_step(self.variant, batches, self.accelerator, self.max_completion_length)
+        step.counts = replace(step.counts, thresholds=step_thresholds(self, batches))
+        step.batches = batches if self.variant.surrogate.draws else None
         if self._packing is not None and self.model.training:
-            pack(self._packing, self.variant, batches, window, self.accelerator)
-        return window
+            pack(self._packing, self.variant, batches, step, self.accelerator)
+        return step
 
     def _is_whole(self, size: int) -> bool:
-        """Whether the window's micro-batches are all in the buffer."""
+        """Whether the buffer holds all micro-batches of an optimizer step that begins now."""
         every = self.args.steps_per_generation * self.num_iterations
         return self._step % every + size <= every
 
@@ -103,25 +103,25 @@ class ObjectiveStage(GRPOTrainer):
         if self.variant is None:
             return super()._compute_loss(model, inputs)
         self._overridden.check_advantages(inputs)
-        window = self._current_window(inputs)
-        inputs = window.next_batch(inputs)
-        self._head.expect(inputs, window)
+        step = self._current_step(inputs)
+        inputs = step.next_batch(inputs)
+        self._head.expect(inputs, step)
         logp, entropy, aux_loss = self._score_tokens(
             model,
             inputs,
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
         )
-        x = self._tokens(inputs, logp, entropy, window.next_weights())
-        x = replace(x, keep=self.variant.tokens(x, window.counts))
-        out = loss_of(self.variant, x, window.counts)
+        x = self._tokens(inputs, logp, entropy, step.next_weights())
+        x = replace(x, keep=self.variant.tokens(x, step.counts))
+        out = loss_of(self.variant, x, step.counts)
         loss = out.loss
         if self._entropy_bonus is not None:
-            loss = loss + self._entropy_bonus(entropy, x, window)
+            loss = loss + self._entropy_bonus(entropy, x, step)
         if self.aux_loss_enabled:
             loss = loss + self._aux_term(aux_loss)
         self._loss_metrics.mismatch(inputs.get("sampling_per_token_logps"), x)
-        self._close(out, window)
+        self._close(out, step)
         return loss
 
     def _score_tokens(self, model: Any, inputs: dict[str, Any], **options: Any) -> Any:
@@ -163,9 +163,9 @@ class ObjectiveStage(GRPOTrainer):
         current_metrics(self)["aux_loss"].append(self.accelerator.gather_for_metrics(aux_loss).mean().item())
         return self.router_aux_loss_coef * aux_loss / accumulated
 
-    def _close(self, out: Loss, window: Window) -> None:
-        """Count the micro-batch off its window and hand its metrics in."""
-        window.left -= 1
-        if window.left == 0:
-            self._loss_metrics.scored(window.rows, window.counts.sequences)
-        self._loss_metrics.loss(out, window)
+    def _close(self, out: Loss, step: StepCounts) -> None:
+        """Count the micro-batch as done, and add its metrics to the optimizer step's."""
+        step.left -= 1
+        if step.left == 0:
+            self._loss_metrics.scored(step.rows, step.counts.sequences)
+        self._loss_metrics.loss(out, step)
