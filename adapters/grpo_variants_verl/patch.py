@@ -1,4 +1,4 @@
-"""An explicit, reversible extension of verl: gv_ estimators get what verl hands to its own names only.
+"""An explicit, reversible patch of verl: gv_ estimators get inputs that verl passes to its own estimators only.
 
 It replaces the two functions that choose those inputs: `compute_advantage` (log-probabilities, the sum of squared
 probabilities) and `compute_advantage_for_multi_trajectories` (only the last output of a session counts).
@@ -107,7 +107,7 @@ def _with_last_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_credit(estimator: Estimator, config: Any) -> None:
-    """Raise ValueError for a rule that gives each token its own advantage, where sessions have several outputs."""
+    """Raise ValueError for a rule with one advantage per token, where sessions have several outputs."""
     if not estimator.rule(config).per_token:
         return
     finding = Finding(
