@@ -36,7 +36,7 @@ def test_the_card_is_printed_at_the_start_and_lies_beside_the_output_and_every_c
     assert values["surrogate.high"] == {"value": 0.3, "origin": "loss_type (surrogate.high=0.3)"}
     assert values["kl.beta"] == {"value": 0.1, "origin": "flag beta=0.1"}
     assert values["surrogate.low"] == {"value": 0.2, "origin": "paper"}
-    assert (card.host, card.variant) == ("trl", gv.get("dapo,surrogate.high=0.3,kl=k3,kl.beta=0.1"))
+    assert (card.trainer, card.variant) == ("trl", gv.get("dapo,surrogate.high=0.3,kl=k3,kl.beta=0.1"))
     assert set(card.as_dict()["versions"]) >= {"torch", "trl", "transformers"}
 
 

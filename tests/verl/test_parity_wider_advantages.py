@@ -78,7 +78,7 @@ def test_best_of_k_is_divided_by_the_deviation_in_the_host(parity):
 
 
 @pytest.mark.parametrize(
-    ("rewards", "what", "in_host", "here"),
+    ("rewards", "what", "in_verl", "here"),
     [
         # Four of eight in the mixed group; every reward counts as not 0 in verl, so that nothing is raised.
         ([1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0, 1.0], "rewards of 1 and -1", 1.0, 8 / 3),
@@ -86,7 +86,7 @@ def test_best_of_k_is_divided_by_the_deviation_in_the_host(parity):
         ([1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], "rewards of 1 and 0", 4.0, 8 / 3),
     ],
 )
-def test_gpg_raises_by_another_number(parity, rewards, what, in_host, here):
+def test_gpg_raises_by_another_number(parity, rewards, what, in_verl, here):
     """The authors raise by all responses over those whose group has a signal, here the three of group b."""
     rewards = torch.tensor(rewards)
     centred = (rewards[0] - rewards[[0, 2, 4]].mean()).item()
@@ -95,7 +95,7 @@ def test_gpg_raises_by_another_number(parity, rewards, what, in_host, here):
         "estimator gpg",
         f"advantage over the centred reward, {what}, three of eight in a group with a signal",
         here=(gv.advantages("gpg", rewards, UIDS.tolist())[0].item() / centred, here),
-        host=(verls_own("gpg", rewards)[0, 0].item() / centred, in_host),
+        host=(verls_own("gpg", rewards)[0, 0].item() / centred, in_verl),
         cause="it counts rewards that are not 0, the authors' code responses whose group has a signal",
     )
 
