@@ -46,7 +46,7 @@ class Watch:
 
     def __call__(self, metrics: dict[str, Any], step: int) -> None:
         """Warn of what is wrong in a step, and put the counters beside its metrics."""
-        if "training/global_step" not in metrics:  # a validation by itself
+        if "training/global_step" not in metrics:  # a validation alone
             return
         for line in self.check.observe(step, self._observation(metrics)):
             LOG.warning(line)

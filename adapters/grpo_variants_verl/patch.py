@@ -96,7 +96,7 @@ def _with_last_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
         _check_credit(estimator, config)
         rows = sorted(set(last))
         values = estimator.values(**_inputs(data.select_idxs(rows), config))
-        # Each output has its session's advantage; weights of a mean over prompts go by the tokens of all outputs.
+        # Each output has its session's advantage; weights of a mean over prompts count the tokens of all outputs.
         values = values[torch.tensor([rows.index(row) for row in last])]
         mask, uids = data.batch["response_mask"].bool(), data.non_tensor_batch["uid"]
         spread = estimator.spread(values, mask, config, uids)

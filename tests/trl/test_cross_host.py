@@ -12,7 +12,7 @@ from support import recorded, tiny_model
 from support.trl.runs import make
 from trl import GRPOTrainer
 
-MICRO = 4  # responses a micro-batch: three of them, shuffled, are an optimizer step
+MICRO = 4  # responses per micro-batch: three of them, shuffled, are an optimizer step
 
 
 @pytest.fixture(scope="module", autouse=True)

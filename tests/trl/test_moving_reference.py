@@ -329,7 +329,7 @@ def test_an_adapter_that_changes_the_model_when_it_is_made_is_refused(tmp_path, 
 
 
 def test_a_reset_with_several_iterations_waits_for_the_next_generation(tmp_path, saved):
-    """Two optimizer steps a generation: both read the log-probabilities of one reference."""
+    """Two optimizer steps per generation: both read the log-probabilities of one reference."""
     trainer, watch = run(tmp_path, saved, "new adapter", num_iterations=2, max_steps=6)
     trainer.train()
     for step, wanted in {3: 2, 4: 2, 5: 4, 6: 4}.items():

@@ -24,7 +24,7 @@ from trl.trainer.utils import split_tensor_dict
 
 import grpo_variants as gv
 
-# 16 responses a generation in groups of 4, two micro-batches a step, two iterations of each generation.
+# 16 responses per generation in groups of 4, two micro-batches per step, two iterations of each generation.
 SCHEDULE = dict(
     per_device_train_batch_size=8,
     gradient_accumulation_steps=2,

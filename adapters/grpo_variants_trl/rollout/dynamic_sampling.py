@@ -100,7 +100,7 @@ class DynamicSampling:
             logs.append(log)
             drawn.append(more)
         if good == 0:
-            raise NoSignalError(self._complaint(drawn, rounds))
+            raise NoSignalError(self._no_signal_text(drawn, rounds))
         write_rows(self.trainer, rows)
         _write_metrics(self.trainer, batch, logs, [len(part.lengths) for part in drawn])
         return FilledBatch(batch, drawn, rounds)
@@ -142,7 +142,7 @@ class DynamicSampling:
         self.trainer._set_signature_columns_if_needed()
         return {name: value for name, value in row.items() if name in self.trainer._signature_columns}
 
-    def _complaint(self, drawn: list[Sampled], rounds: int) -> str:
+    def _no_signal_text(self, drawn: list[Sampled], rounds: int) -> str:
         seen = Signal.joined([signal_of(self.trainer, part, self.size) for part in drawn])
         tried = (
             f"filter=zero_variance found no group with signal among {len(seen.of_groups)} prompts, in {rounds} rounds "
