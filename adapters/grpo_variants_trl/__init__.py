@@ -1,4 +1,4 @@
-"""grpo-variants in TRL: the variant trainer and config, and the stock trainer taught the same loss types."""
+"""grpo-variants in TRL: the variant trainer and config, a patch that gives the stock trainer the same loss types."""
 
 from grpo_variants.versions import how_to_install
 

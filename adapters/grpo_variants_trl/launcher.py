@@ -24,8 +24,8 @@ REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run TRL's GRPO script; arguments as after `trl grpo`, those of the command line if None.
 
-    The script looks its trainer and its config up in the `trl` module when it runs; for the time of the run they are
-    the variant classes, which leave TRL's built-in loss types as they are. A setting that cannot be honoured, a file or
+    The script looks its trainer and its config up in the `trl` module when it runs; during the run they are the
+    variant classes, which leave TRL's built-in loss types as they are. A setting that cannot be honoured, a file or
     a reward function that does not exist end with a message and exit status 2, before a model or a dataset is loaded.
     """
     before = trl.GRPOTrainer, trl.GRPOConfig

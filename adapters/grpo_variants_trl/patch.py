@@ -1,4 +1,4 @@
-"""Teach the stock `trl.GRPOTrainer` the `gv_*` loss types: explicit and reversible."""
+"""Patch the stock `trl.GRPOTrainer`, which then takes the `gv_*` loss types: explicit and reversible."""
 
 from __future__ import annotations
 

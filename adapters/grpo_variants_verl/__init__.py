@@ -1,4 +1,4 @@
-"""grpo-variants in verl: importing this registers one estimator and one policy loss a variant, `gv_<name>`.
+"""grpo-variants in verl: importing this registers one estimator and one policy loss per variant, `gv_<name>`.
 
 verl imports it in every process by the entry point group `verl.plugins`. A failure is logged here, since verl itself
 hides why a plugin does not load.

@@ -1,4 +1,4 @@
-"""The variant card of a verl run: what is trained, as one variant, with the host's own parts."""
+"""The variant card of a verl run: what is trained, as one variant, with verl's own parts."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from grpo_variants.variant import Variant
 from grpo_variants_verl import builtins
 from grpo_variants_verl.patch import extend_host
 from grpo_variants_verl.resume import install
-from grpo_variants_verl.run_config import Run, read_run
+from grpo_variants_verl.run_config import RunConfig, read_run_config
 from grpo_variants_verl.settings import Chosen, node_of
 
 _MICRO_BATCH = f"{words.ACTOR}.ppo_micro_batch_size_per_gpu"
-_HOST_AXES = ("kl", "correction", "filter", "overlong")
-_RULE = tuple(axis for axis in words.axes_of("advantage") if axis not in (*_HOST_AXES, "conventions"))
+_VERL_AXES = ("kl", "correction", "filter", "overlong")
+_RULE = tuple(axis for axis in words.axes_of("advantage") if axis not in (*_VERL_AXES, "conventions"))
 
 
-def make_card(run: Run) -> Card:
-    """The card of a run; raises ValueError where its two ends do not go together."""
+def make_card(run: RunConfig) -> Card:
+    """The card of a run; raises ValueError where estimator and loss do not go together."""
     rule, objective = _rule(run), _objective(run)
     parts = {axis: getattr(rule if axis in _RULE else objective, axis) for axis in AXES}
     if words.carried_over(rule.aggregation) and run.estimator is not None:
         parts["aggregation"] = rule.aggregation
     named = (run.loss or run.estimator or Chosen(objective, {})).variant.name
     try:
-        variant = replace(get(named), **parts | _host_parts(run, objective))
+        variant = replace(get(named), **parts | _verl_parts(run, objective))
     except Meaningless as error:
-        ends = [end for end, chosen in (("advantage", run.estimator), ("objective", run.loss)) if chosen is not None]
-        raise ValueError(between_ends(error, ends).sentence(run.get)) from None
+        stages = [name for name, own in (("advantage", run.estimator), ("objective", run.loss)) if own is not None]
+        raise ValueError(between_ends(error, stages).sentence(run.get)) from None
     return Card(
         variant=variant,
         trainer="verl",
@@ -55,13 +55,13 @@ def make_card(run: Run) -> Card:
 class VariantCallback(CheckpointCallback):
     """Writes the card into the checkpoint folder, at the start and with every checkpoint.
 
-    Put in place where `trainer.checkpoint_callback_class` is not set; derive from it to have your own as well.
+    Used where `trainer.checkpoint_callback_class` is not set; derive from it to have your own as well.
     """
 
     def __init__(self, config: Any = None) -> None:
-        """Write the card beside where checkpoints will be; extend the host where the configuration says so."""
+        """Write the card into the folder of the checkpoints; patch verl where the configuration says so."""
         super().__init__(config)
-        self.card = make_card(read_run(config))
+        self.card = make_card(read_run_config(config))
         install(self.card, config.trainer)
         if node_of(config.algorithm).get("extend_host"):
             extend_host()
@@ -71,7 +71,7 @@ class VariantCallback(CheckpointCallback):
         self.card.write(Path(checkpoint_dir))
 
 
-def _rule(run: Run) -> Variant:
+def _rule(run: RunConfig) -> Variant:
     if run.estimator is not None:
         return run.estimator.variant
     variant = get(builtins.ESTIMATORS.get(run.own_estimator, "reinforce"))
@@ -80,14 +80,14 @@ def _rule(run: Run) -> Variant:
     return variant
 
 
-def _objective(run: Run) -> Variant:
+def _objective(run: RunConfig) -> Variant:
     if run.loss is not None:
         return run.loss.variant
     described = builtins.loss(run.own_loss, run.get)
     return get("reinforce") if described is None else builtins.objective(described, run.get)
 
 
-def _host_parts(run: Run, objective: Variant) -> dict[str, Any]:
+def _verl_parts(run: RunConfig, objective: Variant) -> dict[str, Any]:
     """Parts that verl itself applies, as its configuration says."""
     return {
         "kl": _kl(run),
@@ -97,43 +97,43 @@ def _host_parts(run: Run, objective: Variant) -> dict[str, Any]:
     }
 
 
-def _kl(run: Run) -> KL | None:
+def _kl(run: RunConfig) -> KL | None:
     return words.read_kl_in_loss(run.get) or words.read_kl_in_reward(run.get)
 
 
-def _correction(run: Run, objective: Variant) -> tuple[Correction, ...]:
+def _correction(run: RunConfig, objective: Variant) -> tuple[Correction, ...]:
     own = tuple(part for part in objective.correction if "rollout_logp" not in part.reads)
     try:
         return (*words.read_correction(run.get), *own)
-    except ValueError:  # a rejection of verl's that has no part here is named in the notes
+    except ValueError:  # a rejection that only verl has is named in the notes
         return (*words.read_weights(run.get), *own)
 
 
-def _origins(run: Run, variant: Variant) -> dict[str, str]:
+def _origins(run: RunConfig, variant: Variant) -> dict[str, str]:
     origins: dict[str, str] = {}
     for key in resolved_values(variant):
         axis = key.partition(".")[0]
-        if axis in _HOST_AXES:
+        if axis in _VERL_AXES:
             origins[key] = "verl's configuration"
         elif axis in _RULE and run.own_estimator != PREFIX + variant.name:
             origins[key] = f"estimator {run.own_estimator}"
         elif axis not in _RULE and run.own_loss != PREFIX + variant.name:
             origins[key] = f"loss {run.own_loss}"
-    for end in (run.estimator, run.loss):
-        origins |= {} if end is None else {k: v for k, v in end.origins.items() if k in resolved_values(variant)}
+    for own in (run.estimator, run.loss):
+        origins |= {} if own is None else {k: v for k, v in own.origins.items() if k in resolved_values(variant)}
     return _without_what_paper_says(origins, variant)
 
 
 def _without_what_paper_says(origins: Mapping[str, str], variant: Variant) -> dict[str, str]:
-    """Host-owned values that equal the paper's keep the paper as their origin."""
+    """Values of verl's configuration that equal the paper's keep the paper as their origin."""
     paper = resolved_values(get(variant.name))
     values = resolved_values(variant)
-    hosted = {key for key in origins if key.partition(".")[0] in _HOST_AXES and paper.get(key) == values[key]}
-    return {key: origin for key, origin in origins.items() if key not in hosted}
+    confirmed = {key for key in origins if key.partition(".")[0] in _VERL_AXES and paper.get(key) == values[key]}
+    return {key: origin for key, origin in origins.items() if key not in confirmed}
 
 
-def _effective(run: Run, variant: Variant) -> Iterator[tuple[str, Any]]:
-    """What the host adds to the objective, in the words of the TRL adapter, so that equal objectives hash alike."""
+def _effective(run: RunConfig, variant: Variant) -> Iterator[tuple[str, Any]]:
+    """What verl adds to the objective, under the TRL adapter's names, so that equal objectives have equal hashes."""
     rule = variant.aggregation
     if rule.lacks_length:
         yield "max_completion_length", run.get(words.SCALE_FACTOR) or run.get(words.MAX_LENGTH)
@@ -147,7 +147,7 @@ def _effective(run: Run, variant: Variant) -> Iterator[tuple[str, Any]]:
         yield "rollout_is_batch_normalize", True
 
 
-def _native_notes(run: Run) -> Iterator[str]:
+def _builtin_notes(run: RunConfig) -> Iterator[str]:
     described = builtins.loss(run.own_loss, run.get)
     if described is None:
         yield f"The policy loss is verl's own {run.own_loss}, which this card does not describe."
@@ -158,11 +158,11 @@ def _native_notes(run: Run) -> Iterator[str]:
         yield f"verl aggregates by {run.get(words.AGGREGATION)}, which this card does not describe."
 
 
-def _notes(run: Run) -> Iterator[str]:
+def _notes(run: RunConfig) -> Iterator[str]:
     if run.estimator is None and run.own_estimator not in builtins.ESTIMATORS:
         yield f"Advantages are verl's own {run.own_estimator}, which this card does not describe."
     if run.loss is None:
-        yield from _native_notes(run)
+        yield from _builtin_notes(run)
     if run.estimator is not None and run.loss is not None and run.own_estimator != run.own_loss:
         yield f"Advantages are those of {run.own_estimator}."
     if words.read_kl_in_loss(run.get) and words.read_kl_in_reward(run.get):
@@ -181,7 +181,7 @@ def _notes(run: Run) -> Iterator[str]:
         yield "The KL's reference is the base model without the adapter that the run starts from."
 
 
-def _one_micro_batch(run: Run) -> bool:
+def _one_micro_batch(run: RunConfig) -> bool:
     """Whether a policy loss sees an optimizer step as a whole."""
     workers = (run.get("trainer.nnodes") or 1) * (run.get("trainer.n_gpus_per_node") or 1)
     rows = (run.get(words.MINI_BATCH) or 0) * (run.get(words.RESPONSES) or 1)
@@ -189,7 +189,7 @@ def _one_micro_batch(run: Run) -> bool:
     return workers == 1 and not dynamic and (run.get(_MICRO_BATCH) or 0) >= rows > 0
 
 
-def _correction_notes(run: Run) -> Iterator[str]:
+def _correction_notes(run: RunConfig) -> Iterator[str]:
     weights, rejection = (run.get(f"{words.CORRECTION}.{key}") for key in ("rollout_is", "rollout_rs"))
     if run.get(words.BYPASS):
         yield "Bypass mode: the old log-probabilities are the rollout engine's."

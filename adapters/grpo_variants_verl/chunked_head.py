@@ -1,13 +1,13 @@
-"""The chunked LM head behind verl's fused kernels; importing this module puts it there, `restore` undoes it.
+"""The chunked LM head behind verl's fused kernels; importing this module puts it in place, `restore` undoes it.
 
 With `actor_rollout_ref.model.use_fused_kernels=True` and the backend `torch`, verl's models hand hidden states, the
 head's weight and the labels to one autograd function. `GRPO_VARIANTS_MODULES=grpo_variants_verl.chunked_head` imports
 this in every process, Ray workers included. It is not the default, since it was measured on CPUs only. Not done: verl
 scores prompts and responses alike and computes the loss later, so nothing is left out of the forward pass and no
-gradient is foreseen; the backward pass leaves out what has no gradient, the prompts among it.
+gradient is precomputed. The backward pass leaves out what has no gradient, such as prompts.
 
-A head that is not tied to the embedding is sharded by itself under FSDP2, and nothing has gathered it when it gets
-here: it is gathered, and its gradient averaged over the ranks, as FSDP2 would. verl's own function fails with it.
+Under FSDP2 a head that is not tied to the embedding is a shard of its own, and arrives here ungathered. This module
+gathers it, and averages its gradient over the ranks, as FSDP2 would. verl's own function fails with it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
-from verl.utils.experimental import torch_functional as host
+from verl.utils.experimental import torch_functional as verl_functional
 
 from grpo_variants.lm_head.head import LMHead, dtype_of_products
 
-HOSTS = host.FusedLinearForPPOFunction
+VERLS_FUNCTION = verl_functional.FusedLinearForPPOFunction
 
 
 class ChunkedLinearForPPO:
-    """Stands in for verl's autograd function: its arguments, and its dtypes of the results."""
+    """Replaces verl's autograd function, with its arguments and the dtypes of its results."""
 
     @staticmethod
     def apply(
@@ -57,12 +57,12 @@ class _Gathered(torch.autograd.Function):
 
 def replace() -> None:
     """Put the chunked head in place of verl's function."""
-    host.FusedLinearForPPOFunction = ChunkedLinearForPPO
+    verl_functional.FusedLinearForPPOFunction = ChunkedLinearForPPO
 
 
 def restore() -> None:
     """Put verl's function back."""
-    host.FusedLinearForPPOFunction = HOSTS
+    verl_functional.FusedLinearForPPOFunction = VERLS_FUNCTION
 
 
 replace()

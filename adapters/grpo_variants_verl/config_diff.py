@@ -1,4 +1,4 @@
-"""Where a configuration and its variants differ, with the overrides after which they do not."""
+"""Where a configuration differs from its variants, with the overrides that fix it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from grpo_variants_verl.settings import GAMMA_DEFAULT
 
 # DAPO's buffer is a fifth of its maximum length (4096 of 20480).
 _BUFFER_SHARE = 5
-# How many responses a prompt has in most of the papers' runs.
+# Responses per prompt in most of the papers' runs.
 _SIBLINGS = 8
 _BY_STD = "algorithm.norm_adv_by_std_in_grpo"
 
@@ -60,7 +60,7 @@ def estimator_reports(variant: Variant, get: words.Get) -> Iterator[Finding]:
 
 
 def _without_scale(variant: Variant) -> Iterator[Fix]:
-    """The option that the flag stands for, where a variant is still one without its scale."""
+    """The option in place of the flag, where the variant is defined without its scale."""
     try:
         configure(variant, {"scale": "none"})
     except ValueError:
@@ -69,7 +69,7 @@ def _without_scale(variant: Variant) -> Iterator[Fix]:
 
 
 def rollout_reports(variant: Variant, get: words.Get) -> Iterator[Finding]:
-    """What verl samples against the rollout rule of a variant."""
+    """verl's sampling against the rollout rule of a variant."""
     enabled = bool(get(f"{words.FILTER}.enable"))
     if variant.filter.drops and not enabled:
         yield Finding(
@@ -126,7 +126,7 @@ def _filter(get: words.Get) -> Iterator[Finding]:
 
 
 def sampling_reports(get: words.Get) -> Iterator[Finding]:
-    """Where responses come from another distribution than the one whose log-probabilities train."""
+    """Where responses come from another distribution than the one whose log-probabilities are trained."""
     settings = reshaped(get)
     if settings:
         drawn = ", ".join(f"{key}={get(key)}" for key in settings)
@@ -134,13 +134,13 @@ def sampling_reports(get: words.Get) -> Iterator[Finding]:
 
 
 def reshaped(get: words.Get) -> words.Settings:
-    """Sampling settings that leave tokens out, and what they are where they do not."""
+    """Sampling params that leave tokens out, and their values that do not."""
     neutral = {f"{words.ROLLOUT}.top_p": 1, f"{words.ROLLOUT}.top_k": -1}
     return {key: value for key, value in neutral.items() if get(key) not in (None, value)}
 
 
 def correction_reports(variant: Variant | None, get: words.Get) -> Iterator[Finding]:
-    """A rollout correction that does nothing, or that a gv_ loss (None for verl's own) does not have."""
+    """A rollout correction without effect, or one that a gv_ loss (None for verl's own) does not have."""
     parts = ("rollout_is", "rollout_rs", "rollout_is_batch_normalize")
     set_to = {key: get(f"{words.CORRECTION}.{key}") for key in parts}
     if get(words.BYPASS) or not (set_to["rollout_is"] or set_to["rollout_rs"]):
@@ -195,7 +195,7 @@ def mode_reports(variant: Variant | None, get: words.Get) -> Iterator[Finding]:
 
 
 def batch_reports(carried: str | None, variant: Variant | None, get: words.Get) -> Iterator[Finding]:
-    """Updates that do not see a whole batch, or that verl fills up.
+    """Updates that do not see a whole batch, or that verl pads.
 
     carried: the aggregation that the advantages carry for one update only. variant: that of a gv_ loss, None for
         verl's own.
@@ -222,11 +222,11 @@ def _dividing(prompts: int, mini: int, get: words.Get) -> list[int]:
 
 def _aggregation(variant: Variant, get: words.Get) -> Iterator[Finding]:
     settings = words.aggregation_settings(variant)
-    word, host = settings.get(words.AGGREGATION), get(words.AGGREGATION)
-    if word is not None and word != host:
+    wanted, configured = settings.get(words.AGGREGATION), get(words.AGGREGATION)
+    if wanted is not None and wanted != configured:
         yield Finding(
-            f"loss_agg_mode={host} is not {variant.name}'s aggregation: its policy term is aggregated as the variant "
-            "says, verl's own KL and entropy terms as loss_agg_mode says.",
+            f"loss_agg_mode={configured} is not {variant.name}'s aggregation: its policy term is aggregated as the "
+            "variant says, verl's own KL and entropy terms as loss_agg_mode says.",
             (Fix(settings),),
         )
 
@@ -247,7 +247,7 @@ def _kl_text(kl: KL | None) -> str:
 
 
 def _loss_fields(variant: Variant, get: words.Get) -> Iterator[Finding]:
-    """verl's fields of the policy loss that a variant does not read, and the dual clip that it does without."""
+    """verl's fields of the policy loss that a variant does not read, and the dual clip that it does not have."""
     known = {key for keys in words.loss_fields(type(variant.surrogate)).values() for key in keys}
     moved = words.moved_fields(get)
     for key, value in moved.items():
@@ -267,10 +267,10 @@ def _loss_fields(variant: Variant, get: words.Get) -> Iterator[Finding]:
 
 
 def _lacks_dual(variant: Variant) -> bool:
-    """Whether verl's own loss would clip twice where the variant does not."""
+    """Whether verl's own loss has a dual clip where the variant has none."""
     names = (choice_name("surrogate", variant.surrogate), choice_name("ratio", variant.ratio))
-    in_host = numerics("verl", "surrogate", *names).get("dual")
-    return in_host is not None and getattr(variant.surrogate, "dual", in_host) is None
+    in_verl = numerics("verl", "surrogate", *names).get("dual")
+    return in_verl is not None and getattr(variant.surrogate, "dual", in_verl) is None
 
 
 def length_setting(variant: Variant, get: words.Get) -> words.Settings:

@@ -1,4 +1,4 @@
-"""The advantage end: from what verl hands an estimator to `gv.advantages`, and back to [B, T]."""
+"""The advantage stage: from verl's inputs of an estimator to `gv.advantages`, and back to [B, T]."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Estimator:
         token_level_rewards: [B, T], already less the KL penalty where verl takes one off; a response with one that is
         not finite has no reward. response_mask: [B, T], holes allowed; a row without a token stays in its group's
         statistics, unless it is verl's own padding. config: verl's `algorithm` section. index: B uids.
-        reward_baselines: [B] rewards of greedy responses. inputs: old_log_probs and sum_pi_squared, where verl hands
-        them over (`extend_host`).
+        reward_baselines: [B] rewards of greedy responses. inputs: old_log_probs and sum_pi_squared, where a
+        patched verl passes them (`extend_host`).
         """
         values = self.values(token_level_rewards, response_mask, config, index, reward_baselines, **inputs)
         mask = response_mask.bool()
@@ -74,7 +74,7 @@ class Estimator:
     ) -> Tensor:
         """Advantages [B], or [B, T] for token credit, from the inputs that verl calls an estimator with."""
         if index is None:
-            raise ValueError(f"{self.__name__}: verl gave no uid a row, so the prompts' groups are unknown.")
+            raise ValueError(f"{self.__name__}: verl gave no uid per response, so the prompts' groups are unknown.")
         variant, mask = self.rule(config), response_mask.bool()
         report_infinite(self.__name__, token_level_rewards, index)
         rewards = settled(without_infinities(token_level_rewards), mask)
@@ -92,7 +92,7 @@ class Estimator:
         return advantages_of(variant, rollouts)
 
     def spread(self, values: Tensor, mask: Tensor, config: Any, index: Any) -> Tensor:
-        """Advantages on the tokens of the mask [B, T], with the weights that a loss cannot have."""
+        """Advantages on the tokens of the mask [B, T], with the weights that a loss in verl cannot apply."""
         variant = self.rule(config)
         spread = select(mask, values if values.dim() == 2 else values.unsqueeze(1))
         over = carried_over(variant.aggregation)
@@ -106,22 +106,22 @@ _reported: set[str] = set()
 
 
 def report_infinite(name: str, token_rewards: Tensor, index: Sequence[Any]) -> None:
-    """Say once per run that a reward is infinite, and whose."""
+    """Warn once per run that a reward is infinite, with its response."""
     if name in _reported or not (found := infinite_entries(token_rewards)):
         return
     _reported.add(name)
     row, token, value = found[0]
     LOG.warning(
-        f"{name}: the reward of row {row} (uid {index[row]}) is {value:g} at token {token}. What is not finite is "
+        f"{name}: the reward of response {row} (uid {index[row]}) is {value:g} at token {token}. What is not finite is "
         "missing: such a response has advantage 0 and is in no statistic. Let the reward function return a finite "
-        "number, or NaN for a response that it cannot judge. This is said once per run."
+        "number, or NaN for a response that it cannot judge. This warning comes once per run."
     )
 
 
 def settled(token_rewards: Tensor, mask: Tensor) -> Tensor:
-    """Move a reward at a token that is no action (a tool's output) to the last action before it: [B, T].
+    """Move a reward at a tool's token to the policy's last token before it: [B, T].
 
-    verl puts a response's reward at its last token; where a tool wrote that one, the reward would be lost.
+    verl puts a response's reward at its last token; where that is a tool's, the reward would be lost.
     """
     position = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, position, -1).cummax(1).values
@@ -130,9 +130,9 @@ def settled(token_rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def padding_rows(index: Sequence[Any], mask: Tensor) -> Tensor:
-    """Rows that verl's V1 trainer appended to fill up a batch, which are nobody's responses: [B] bool."""
+    """Rows that verl's V1 trainer appended to fill up a batch, which are no responses: [B] bool."""
     empty = ~mask.any(1)
-    # Uids are looked at where there is no token only: thousands of strings take longer than the advantages.
+    # Only rows without a token are compared: thousands of strings would take longer than the advantages.
     for row in empty.nonzero().squeeze(1).tolist():
         empty[row] = str(index[row]).startswith("pad")
     return empty
@@ -148,7 +148,7 @@ def _step_ends(variant: Variant, rewards: Tensor, mask: Tensor, config: Any) -> 
 
 
 def step_rewards_needed(name: str) -> Finding:
-    """Why process supervision does not run by a flag alone."""
+    """Why process supervision needs more than a flag."""
     return Finding(
         f"{PREFIX}{name}: verl's reward managers give one reward per response, at its last token, and nothing says "
         "where steps end. With a reward manager that writes step rewards to the steps' last tokens (by step_scores), "
@@ -158,14 +158,14 @@ def step_rewards_needed(name: str) -> Finding:
 
 
 def _carried_weights(variant: Variant, over: Aggregation, spread: Tensor, mask: Tensor, index: Sequence[Any]) -> Tensor:
-    """What turns the weights of a loss's aggregation into the variant's own: [B]; spread are the advantages [B, T]."""
+    """Factors from the weights of a loss's aggregation to the variant's own: [B]; spread: the advantages [B, T]."""
     groups, real = list(index), ~padding_rows(index, mask)
     prompts = len({uid for uid, one in zip(groups, real.tolist(), strict=True) if one})
     kept = mask.bool() & with_signal(spread, mask).unsqueeze(1) if variant.aggregation.drops_rows else mask
-    ends = ((variant, kept), (replace(variant, aggregation=over), mask))
+    pair = ((variant, kept), (replace(variant, aggregation=over), mask))
     # A constant length is the same in both.
-    counts = [Counts.of(counted, prompts=prompts, length=1) for _, counted in ends]
-    own, theirs = (row_weights(end, m.sum(1), c, groups) for (end, m), c in zip(ends, counts, strict=True))
+    counts = [Counts.of(counted, prompts=prompts, length=1) for _, counted in pair]
+    own, theirs = (row_weights(v, m.sum(1), c, groups) for (v, m), c in zip(pair, counts, strict=True))
     return own / theirs
 
 

@@ -1,4 +1,4 @@
-"""The health check in verl: it reads what the trainer logs in each step, and warns in the trainer's own process."""
+"""The health check in verl: what verl logs in each step becomes warnings, in the trainer's own process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl.utils import tracking
 from grpo_variants.health import HealthCheck, Observation
 from grpo_variants.names import PREFIX
 from grpo_variants.trainers.verl import words
-from grpo_variants_verl.run_config import Run, concerns, read_run
+from grpo_variants_verl.run_config import RunConfig, concerns, read_run_config
 from grpo_variants_verl.settings import node_of
 from grpo_variants_verl.worker_check import LOG
 
@@ -38,7 +38,7 @@ _OUTPUT = ("prompts", "responses", "response_mask")
 class Watch:
     """The health check of one run: from verl's metrics of a step to warnings and counters."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunConfig) -> None:
         """Read from the configuration what the metrics do not say."""
         self._on_policy = _always_on_policy(run)
         self._added_kl = _added_kl(run)
@@ -46,7 +46,7 @@ class Watch:
 
     def __call__(self, metrics: dict[str, Any], step: int) -> None:
         """Warn of what is wrong in a step, and put the counters beside its metrics."""
-        if "training/global_step" not in metrics:  # a validation by itself
+        if "training/global_step" not in metrics:  # a validation alone
             return
         for line in self.check.observe(step, self._observation(metrics)):
             LOG.warning(line)
@@ -56,13 +56,13 @@ class Watch:
         def value(*keys: str) -> float | None:
             return next((float(metrics[key]) for key in keys if key in metrics), None)
 
-        ends = [abs(end) for key in ("max", "min") if (end := value(f"critic/advantages/{key}")) is not None]
+        extremes = [abs(v) for key in ("max", "min") if (v := value(f"critic/advantages/{key}")) is not None]
         cuts = [float(metrics[key]) for key in _CUT if key in metrics]
         # verl logs NaN for the advantages of a batch without a single token in its response mask.
-        empty = bool(ends) and all(map(math.isnan, ends))
+        empty = bool(extremes) and all(map(math.isnan, extremes))
         return Observation(
             identical=value(_IDENTICAL),
-            largest_advantage=None if empty or not ends else max(ends),
+            largest_advantage=None if empty or not extremes else max(extremes),
             loss_tokens=0.0 if empty else None,
             gradient_norm=value("actor/grad_norm"),
             clipped=value(*_CLIPPED),
@@ -73,18 +73,18 @@ class Watch:
         )
 
 
-def _always_on_policy(run: Run) -> bool:
+def _always_on_policy(run: RunConfig) -> bool:
     """Whether every update is the first one after its responses were drawn, so that its ratios are 1."""
     epochs, mini = run.get(f"{words.ACTOR}.ppo_epochs"), run.get(f"{words.ACTOR}.ppo_mini_batch_size")
     bypassed = run.get(f"{words.CORRECTION}.bypass_mode")
     return epochs == 1 and mini == run.get("data.train_batch_size") and not bypassed and not _asynchronous(run)
 
 
-def _asynchronous(run: Run) -> bool:
+def _asynchronous(run: RunConfig) -> bool:
     return bool(run.get(words.V1)) and run.get("trainer.v1.trainer_mode") not in (None, "sync")
 
 
-def _added_kl(run: Run) -> float | None:
+def _added_kl(run: RunConfig) -> float | None:
     """The coefficient of a KL in the loss that the member has not; what else differs is reported at the start."""
     added = words.read_kl_in_loss(run.get)
     if run.loss is None or added is None or run.loss.variant.kl is not None:
@@ -92,7 +92,7 @@ def _added_kl(run: Run) -> float | None:
     return added.beta
 
 
-def remedies(run: Run) -> dict[str, str]:
+def remedies(run: RunConfig) -> dict[str, str]:
     """What to set in verl, by symptom."""
     length = f"{words.MAX_LENGTH} (now {run.get(words.MAX_LENGTH)})"
     rate = f"actor_rollout_ref.actor.optim.lr (now {run.get(f'{words.ACTOR}.optim.lr')})"
@@ -112,7 +112,7 @@ def remedies(run: Run) -> dict[str, str]:
 
 
 def watch_health() -> None:
-    """Let every run of a variant check its health where verl logs; doing it again changes nothing."""
+    """Add the health check to verl's logging, for every run of a variant; doing it again changes nothing."""
     if hasattr(tracking.Tracking.log, "__wrapped__"):
         return
     tracking.Tracking.__init__ = _with_watch(tracking.Tracking.__init__)
@@ -137,7 +137,7 @@ def _watch_of(config: DictConfig) -> Watch | None:
     if node_of(config.algorithm).get("health") is False:
         return None
     _compare_responses()
-    return Watch(read_run(config))
+    return Watch(read_run_config(config))
 
 
 def _with_check(original: Callable[..., None]) -> Callable[..., None]:
@@ -163,7 +163,7 @@ def _with_summary(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _compare_responses() -> None:
-    """Let verl's metrics of a batch say how many groups have one response only, wherever they are computed."""
+    """Add the share of groups whose responses are all the same to verl's metrics of a batch."""
     from verl.trainer.ppo import metric_utils
 
     original = metric_utils.compute_data_metrics
@@ -196,7 +196,7 @@ def identical_groups(prompts: Tensor, responses: Tensor, mask: Tensor) -> float:
 
 
 def _fingerprint(ids: Tensor) -> Tensor:
-    """One integer per row [N] that differs where the rows do, but for a chance of one in 2 to the 60."""
+    """One integer per row [N]; different rows have the same one with a chance of one in 2 to the 60."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(2**62, (ids.shape[1],), generator=generator).to(ids.device) | 1
-    return (ids.long() * factors).sum(1)  # wraps around, as a hash may
+    return (ids.long() * factors).sum(1)  # overflow is fine in a hash

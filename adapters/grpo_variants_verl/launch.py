@@ -1,4 +1,4 @@
-"""At the start of a run: check its configuration before any model loads, show the variant, and tell the workers."""
+"""At the start of a run: check its configuration before any model loads, print the variant, and inform the workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from grpo_variants_verl.cards import VariantCallback, make_card
 from grpo_variants_verl.config_diff import length_setting
 from grpo_variants_verl.patch import extend_host
 from grpo_variants_verl.resume import install
-from grpo_variants_verl.run_config import Run, concerns, read_run, refusals, reports
+from grpo_variants_verl.run_config import RunConfig, concerns, read_run_config, refusals, reports
 from grpo_variants_verl.settings import NODE, node_of
 from grpo_variants_verl.worker_check import DRIVER_VARIABLE, LOG
 
@@ -32,7 +32,7 @@ _ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 def watch_config() -> None:
     """Check every configuration that verl's own `validate_config` sees; doing it again changes nothing.
 
-    Without it an unknown estimator fails after the first rollout only, and an unknown loss at the first update.
+    Without it an unknown estimator fails only after the first rollout, and an unknown loss at the first update.
     """
     original = verl_config.validate_config
     if hasattr(original, "__wrapped__"):
@@ -53,7 +53,7 @@ def remove_checks() -> None:
 
 
 def prepare(config: DictConfig) -> None:
-    """Refuse what would give wrong numbers, report what verl does otherwise, fill in what is left open.
+    """Refuse what would give wrong numbers, report what verl does differently, fill in what is left open.
 
     Raises ValueError with every reason. Filled in: the constant of aggregation=constant, the callback that writes the
     card, and the environment of the workers.
@@ -62,7 +62,7 @@ def prepare(config: DictConfig) -> None:
         _again(config)
         return
     _write_registered_names(config)
-    run = read_run(config)
+    run = read_run_config(config)
     reasons = list(refusals(run))
     if reasons:
         raise ValueError("verl cannot run this configuration:\n" + "\n".join(f"- {reason}" for reason in reasons))
@@ -75,8 +75,8 @@ def prepare(config: DictConfig) -> None:
         _install_card(run)
 
 
-def _opening(run: Run) -> str:
-    """What a run says at its start: its objective in a few lines, or every value of it where that is asked for."""
+def _opening(run: RunConfig) -> str:
+    """The lines at the start of a run: its objective in brief, or every value of it with print_card."""
     card, node = make_card(run), node_of(run.config.algorithm)
     if node.get("print_card"):
         return card.text()
@@ -89,7 +89,7 @@ def _opening(run: Run) -> str:
 
 
 def _write_registered_names(config: DictConfig) -> None:
-    """Write names as they are registered with verl, which looks them up letter by letter: `gv_Dr-GRPO`."""
+    """Write names as they are registered with verl, which needs the exact spelling: `gv_dr_grpo` for `gv_Dr-GRPO`."""
     for where in (ESTIMATOR, LOSS_MODE):
         word = str(OmegaConf.select(config, where))
         found = find(word) if is_prefixed(word) else None
@@ -103,18 +103,18 @@ def _again(config: DictConfig) -> None:
         extend_host()
 
 
-def _length(run: Run) -> dict[str, Any]:
+def _length(run: RunConfig) -> dict[str, Any]:
     return {} if run.loss is None else length_setting(run.loss.variant, run.get)
 
 
 def _environment() -> dict[str, str]:
-    """What Ray hands to every worker: who has checked, and the modules of a user's own variants."""
+    """Variables that Ray sets for every worker: the driver's version, and the modules of a user's own variants."""
     modules = os.environ.get(MODULES_VARIABLE)
     told = {DRIVER_VARIABLE: __version__} | ({MODULES_VARIABLE: modules} if modules else {})
     return {f"{_ENVIRONMENT}.{name}": value for name, value in told.items()}
 
 
-def _install_card(run: Run) -> None:
+def _install_card(run: RunConfig) -> None:
     """Let verl's checkpoint callback write the card; the legacy trainer has none, so it is written here."""
     if not run.get("trainer.use_v1"):
         if run.get("trainer.default_local_dir") is not None:

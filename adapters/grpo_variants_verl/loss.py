@@ -1,4 +1,4 @@
-"""The objective end: from what verl hands a policy loss to `gv.policy_loss`, with the counts of the whole step."""
+"""The objective stage: from verl's inputs of a policy loss to `gv.policy_loss`, with the counts of the whole step."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class PolicyLoss:
         """Loss of a micro-batch under the step's counts, and its metrics as means; no KL, no entropy bonus.
 
         All tensors [B, T]. config: verl's ActorConfig; its `global_batch_info` holds the step's counts, and without
-        them the micro-batch is the step. loss_agg_mode: how the host aggregates its own terms; the variant's
-        aggregation is used here. rollout_is_weights: the host's rollout correction.
+        them the micro-batch is the step. loss_agg_mode: how verl aggregates its own terms; the variant's
+        aggregation is used here. rollout_is_weights: verl's rollout correction.
         """
         if config is None:
             raise ValueError(f"{self.__name__} reads its options from verl's actor config: pass config=.")
@@ -98,7 +98,7 @@ def _row_weights(variant: Variant, x: Tokens, step: Counts) -> Tensor:
 
 
 def _correction(variant: Variant, x: Tokens, weights: Tensor | None) -> Tensor | None:
-    """The host's rollout weights times the variant's own part that needs none of the engine's numbers."""
+    """verl's rollout weights times the variant's parts that do not read the engine's log-probabilities."""
     if weights is None or not variant.correction:
         return weights
     return weights * correction_weights(variant, x)
@@ -137,7 +137,7 @@ def _drift(variant: Variant, x: Tokens) -> Tensor:
 
 
 def _dual_share(variant: Variant, x: Tokens, dual: float) -> Tensor:
-    """Share of tokens whose loss the dual clip holds."""
+    """Share of tokens whose loss the dual clip bounds."""
     held = (variant.ratio(x).exp() > dual) & (x.advantages < 0)
     return _mean(held.float(), x.mask)
 

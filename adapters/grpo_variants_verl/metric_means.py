@@ -1,7 +1,7 @@
-"""Metrics of a policy loss as means over the tokens or responses of an update, however it is split.
+"""Metrics of a policy loss as means over the tokens or responses of an update, whatever the split into micro-batches.
 
 verl averages what a policy loss reports over micro-batches and ranks: a micro-batch without a token counts as much as a
-full one, as a mean of 0. A `Mean` remembers what it is a mean of, and verl's `Metric` is told to leave it as it is.
+full one, as a mean of 0. A `Mean` keeps the count that it is a mean over, and verl's `Metric` is patched to use it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from verl.utils.metric import AggregationType, Metric
 
 
 class Mean(Metric):
-    """A mean that knows over how much it was taken; appended means weigh by that.
+    """A mean with its count; appended means are weighted by theirs.
 
     0 where it was taken over nothing.
     """
@@ -45,7 +45,7 @@ class Mean(Metric):
 
 
 def keep_means() -> None:
-    """Let verl's Metric join means by their counts, over micro-batches and ranks; doing it again changes nothing."""
+    """Patch verl's Metric to weight means by their counts when it joins them; doing it again changes nothing."""
     if hasattr(Metric.from_dict, "__wrapped__"):
         return
     made, joined = Metric.from_dict, Metric.aggregate_dp

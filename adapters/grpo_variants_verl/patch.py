@@ -1,4 +1,4 @@
-"""An explicit, reversible extension of verl: gv_ estimators get what verl hands to its own names only.
+"""An explicit, reversible patch of verl: gv_ estimators get inputs that verl passes to its own estimators only.
 
 It replaces the two functions that choose those inputs: `compute_advantage` (log-probabilities, the sum of squared
 probabilities) and `compute_advantage_for_multi_trajectories` (only the last output of a session counts).
@@ -96,7 +96,7 @@ def _with_last_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
         _check_credit(estimator, config)
         rows = sorted(set(last))
         values = estimator.values(**_inputs(data.select_idxs(rows), config))
-        # Each output has its session's advantage; weights of a mean over prompts go by the tokens of all outputs.
+        # Each output has its session's advantage; weights of a mean over prompts count the tokens of all outputs.
         values = values[torch.tensor([rows.index(row) for row in last])]
         mask, uids = data.batch["response_mask"].bool(), data.non_tensor_batch["uid"]
         spread = estimator.spread(values, mask, config, uids)
@@ -107,7 +107,7 @@ def _with_last_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_credit(estimator: Estimator, config: Any) -> None:
-    """Raise ValueError for a rule that gives each token its own advantage, where sessions have several outputs."""
+    """Raise ValueError for a rule with one advantage per token, where sessions have several outputs."""
     if not estimator.rule(config).per_token:
         return
     finding = Finding(

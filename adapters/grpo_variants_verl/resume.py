@@ -1,4 +1,4 @@
-"""A run in a folder where something was trained before: what differs is said, and the earlier card is kept."""
+"""A run in a folder with an earlier run: what differs is reported, and the earlier card is kept."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from grpo_variants_verl.worker_check import LOG
 
 
 def install(card: Card, trainer: Any) -> None:
-    """Write a card beside where checkpoints will be.
+    """Write a card into the folder of the checkpoints.
 
     trainer: verl's section of that name. A card of another objective that is there stays, under a name with its hash;
-    what differs from the checkpoint that the run resumes from is reported. A damaged card stops nothing.
+    what differs from the checkpoint that the run resumes from is reported. A damaged card is only a warning.
     """
     folder = Path(trainer.default_local_dir)
     beside, checkpoint = _read(folder), resumed_from(trainer)
@@ -32,7 +32,7 @@ def resumed_from(trainer: Any) -> Path | None:
         return Path(trainer.resume_from_path)
     if trainer.get("resume_mode") != "auto":
         return None
-    # Imported here: it brings datasets and peft along, and every worker imports this module.
+    # Imported here since it imports datasets and peft, and every worker imports this module.
     from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
     found = find_latest_ckpt_path(trainer.default_local_dir)
@@ -40,7 +40,7 @@ def resumed_from(trainer: Any) -> Path | None:
 
 
 def _report_other(card: Card, checkpoint: Path, before: Mapping[str, Any] | None) -> None:
-    """Say what differs from the objective of a checkpoint; its card is in it, or beside it for the legacy trainer."""
+    """Report what differs from the objective of a checkpoint; its card is in it, or (legacy trainer) beside it."""
     changed = [] if before is None else differences(before, card.as_dict())
     if changed:
         lines = "\n  ".join(changed)

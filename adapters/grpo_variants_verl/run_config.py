@@ -1,4 +1,4 @@
-"""A run: what its configuration trains, what verl cannot do of it, and what verl does otherwise."""
+"""The configuration of a run: which variants it trains, what verl cannot do for them, and what it does differently."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _BUILT_IN_LOOPS = ("single_turn_agent", "tool_agent")
 
 
 @dataclass(frozen=True)
-class Run:
-    """The ends of a configuration: a gv_ estimator, a gv_ loss, or None where verl's own is used."""
+class RunConfig:
+    """The two stages of a configuration: a gv_ estimator and a gv_ loss, or None where verl's own is used."""
 
     config: DictConfig
     estimator: Chosen | None
@@ -83,7 +83,7 @@ def _lacks_prefix(where: str, word: str) -> bool:
 
 
 def _check_words(config: DictConfig) -> None:
-    """Raise Refused for a variant without its gv_, and for options that verl's own class would not take."""
+    """Raise Refused for a variant without its gv_, and for options that verl's own class does not have."""
     for where in (words.ESTIMATOR, words.LOSS_MODE):
         word = str(OmegaConf.select(config, where))
         if _lacks_prefix(where, word):
@@ -95,15 +95,15 @@ def _check_words(config: DictConfig) -> None:
         raise Refused(Finding(text, (Fix({words.LOSS_TARGET: words.LOSS_CONFIG}),)))
 
 
-def read_run(config: DictConfig) -> Run:
-    """The run of a configuration; raises ValueError for a name or an option that does not exist."""
+def read_run_config(config: DictConfig) -> RunConfig:
+    """Read the variants of a configuration; raises ValueError for a name or an option that does not exist."""
     try:
         return _read(config)
     except Refused as refused:
         raise ValueError(refused.finding.sentence(lambda key: OmegaConf.select(config, key))) from None
 
 
-def _read(config: DictConfig) -> Run:
+def _read(config: DictConfig) -> RunConfig:
     _check_words(config)
     estimator, loss = None, None
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
@@ -121,20 +121,20 @@ def _read(config: DictConfig) -> Run:
             f"{words.LOSS_OPTIONS} has no effect on {words.LOSS_MODE}={actor.policy_loss.loss_mode}: use a gv_ loss, "
         )
         raise Refused(Finding(text + "or leave it out.", (Fix({words.LOSS_OPTIONS: ""}),)))
-    return Run(config, estimator, loss)
+    return RunConfig(config, estimator, loss)
 
 
-def refusals(run: Run) -> Iterator[str]:
-    """Why verl would not compute what a run's variants say, with the overrides after which it does."""
+def refusals(run: RunConfig) -> Iterator[str]:
+    """Why verl would not compute what a run's variants define, with the overrides that fix it."""
     return (finding.sentence(run.get) for finding in _refusals(run))
 
 
-def reports(run: Run) -> Iterator[str]:
-    """What verl does otherwise than a run's variants say, with the overrides after which it does not."""
+def reports(run: RunConfig) -> Iterator[str]:
+    """What verl does differently from what a run's variants define, with the overrides that fix it."""
     return (finding.sentence(run.get) for finding in _reports(run))
 
 
-def _refusals(run: Run) -> Iterator[Finding]:
+def _refusals(run: RunConfig) -> Iterator[Finding]:
     if run.estimator is not None:
         yield from _estimator_refusals(run, run.estimator.variant)
     if run.loss is not None:
@@ -144,7 +144,7 @@ def _refusals(run: Run) -> Iterator[Finding]:
         yield from _carried_refusals(run, run.estimator.variant, over)
 
 
-def _reports(run: Run) -> Iterator[Finding]:
+def _reports(run: RunConfig) -> Iterator[Finding]:
     if run.estimator is not None:
         yield from estimator_reports(run.estimator.variant, run.get)
     if run.loss is not None:
@@ -161,21 +161,21 @@ def _reports(run: Run) -> Iterator[Finding]:
         yield from _loop_reports(run)
 
 
-def _estimator_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
+def _estimator_refusals(run: RunConfig, variant: Variant) -> Iterator[Finding]:
     yield from advantage_refusals(variant, extra_inputs(run))
     if "step_ends" in variant.rollout_inputs and node_of(run.config.algorithm).get("step_rewards") is None:
         yield step_rewards_needed(variant.name)
 
 
-def extra_inputs(run: Run) -> tuple[str, ...]:
-    """What an extended verl hands over: the V1 trainer does not carry the sum of squared probabilities."""
+def extra_inputs(run: RunConfig) -> frozenset[str]:
+    """Inputs that a patched verl passes on: the V1 trainer does not carry the sum of squared probabilities."""
     if not node_of(run.config.algorithm).get("extend_host"):
-        return ()
+        return frozenset()
     computed = run.get(words.SUM_PI_SQUARED) and not run.get(words.V1)
     return EXTRA_INPUTS if computed else EXTRA_INPUTS - {"sum_pi_squared"}
 
 
-def _loss_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
+def _loss_refusals(run: RunConfig, variant: Variant) -> Iterator[Finding]:
     yield from loss_refusals(variant)
     bypass = bool(run.get(words.BYPASS))
     if bypass and not run.get(words.V1):
@@ -200,7 +200,7 @@ def _loss_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
         yield Finding(text, (Fix({words.SCALE_FACTOR: None}),))
 
 
-def _correction_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
+def _correction_refusals(run: RunConfig, variant: Variant) -> Iterator[Finding]:
     wanted = tuple(part for part in variant.correction if "rollout_logp" in part.reads)
     if not wanted:
         return
@@ -221,7 +221,7 @@ def _correction_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
         yield Finding(text, (Fix({words.BATCH_NORMALIZE: False}),))
 
 
-def _truncation_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
+def _truncation_refusals(run: RunConfig, variant: Variant) -> Iterator[Finding]:
     settings, readers = reshaped(run.get), misled_by_truncation(variant)
     # off_policy_mask compares with the trainer's own old log-probabilities in verl.
     readers = [reader for reader in readers if reader != "correction=off_policy_mask"]
@@ -229,13 +229,13 @@ def _truncation_refusals(run: Run, variant: Variant) -> Iterator[Finding]:
         drawn = ", ".join(f"{key}={run.get(key)}" for key in settings)
         yield Finding(
             f"{variant.name}: with {drawn} the engine reports log-probabilities of a truncated distribution, and "
-            f"{' and '.join(readers)} takes the difference for mismatch, more so the longer a response.",
+            f"{' and '.join(readers)} takes the difference for mismatch, and more so for longer responses.",
             (Fix(settings), *_by_token(variant)),
         )
 
 
 def _by_token(variant: Variant) -> Iterator[Fix]:
-    """The same with a weight per token, which a truncated distribution does not mislead."""
+    """The same correction with a weight per token, which is right for a truncated distribution."""
     own = [choice_name("correction", part) for part in variant.correction if "rollout_logp" not in part.reads]
     changes = {"correction": "+".join(["token_truncate", *own])}
     weighed = configure(variant, changes)
@@ -243,8 +243,8 @@ def _by_token(variant: Variant) -> Iterator[Fix]:
         yield Fix({**words.NO_CORRECTION, **words.correction_settings(weighed)}, objective=changes)
 
 
-def _carried_refusals(run: Run, variant: Variant, over: Aggregation) -> Iterator[Finding]:
-    """Where the loss does not aggregate as the weights in the advantages need, or cannot have them there."""
+def _carried_refusals(run: RunConfig, variant: Variant, over: Aggregation) -> Iterator[Finding]:
+    """Where the loss does not aggregate as the weights in the advantages need, or cannot take weights from them."""
     plain = words.aggregation_options(over)
     if run.loss is None:
         settings = words.aggregation_settings(replace(variant, aggregation=over))
@@ -277,27 +277,27 @@ def _word(rule: Aggregation) -> str:
     return "aggregation.rows=signal" if rule.drops_rows else choice_name("aggregation", rule)
 
 
-def _exact_in_one_update(run: Run) -> str | None:
+def _exact_in_one_update(run: RunConfig) -> str | None:
     """The aggregation that the advantages carry for one update per batch only; None where there is none."""
     rule = _carried(run)
     return _word(rule) if rule is not None and not rule.of_step else None
 
 
-def _carried(run: Run) -> Aggregation | None:
+def _carried(run: RunConfig) -> Aggregation | None:
     """The aggregation whose weights the advantages carry."""
     rule = None if run.estimator is None else run.estimator.variant.aggregation
     return rule if rule is not None and words.carried_over(rule) else None
 
 
-def _own_loop(run: Run) -> bool:
-    """Whether an agent loop is none of verl's, which give one output a session."""
+def _own_loop(run: RunConfig) -> bool:
+    """Whether the agent loop is the user's own; verl's give one output per session."""
     named = run.get(f"{_AGENT}.agent_loop_config_path") or run.get(f"{_AGENT}.agent_loop_manager_class")
     return bool(named) or run.get(f"{_AGENT}.default_agent_loop") not in _BUILT_IN_LOOPS
 
 
-def _loop_reports(run: Run) -> Iterator[Finding]:
-    """verl's rule that only the last output of a session is grouped holds for its own grpo only."""
-    several = "an agent loop of your own may give several outputs a session"
+def _loop_reports(run: RunConfig) -> Iterator[Finding]:
+    """verl's rule that only the last output of a session counts in a group holds for its own grpo only."""
+    several = "an agent loop of your own may give several outputs per session"
     if run.estimator is not None and not node_of(run.config.algorithm).get("extend_host"):
         yield Finding(
             f"{several}, each of which counts as a response of its group.",
@@ -311,7 +311,7 @@ def _loop_reports(run: Run) -> Iterator[Finding]:
         yield Finding(f"{splits}, which {run.loss.variant.name}'s aggregation counts as responses.")
 
 
-def rule_of_sampling(run: Run) -> Variant | None:
+def rule_of_sampling(run: RunConfig) -> Variant | None:
     """The registered variant whose rollout rule a run follows: the estimator's, else the loss's."""
-    end = run.estimator or run.loss
-    return None if end is None else variant_of(end.variant.name)
+    chosen = run.estimator or run.loss
+    return None if chosen is None else variant_of(chosen.variant.name)

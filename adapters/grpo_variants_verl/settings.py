@@ -1,4 +1,4 @@
-"""From verl's configuration to variants: what each end computes, with the options and fields that tune it."""
+"""From verl's configuration to variants: what estimator and loss compute, and what tunes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OTHER: Mapping[Stage, Stage] = {"advantage": "objective", "objective": "advanta
 
 @dataclass(frozen=True)
 class Chosen:
-    """A variant at one end of verl, and where its values come from, by the keys of a spec string."""
+    """A variant at one stage of verl, and where its values come from, by the keys of a spec string."""
 
     variant: Variant
     origins: Mapping[str, str] = dataclasses.field(hash=False)
@@ -57,7 +57,7 @@ def base_name(word: str, where: str) -> str:
 
 
 def _parted(name: str, options: Mapping[str, str], stage: Stage) -> tuple[dict[str, str], dict[str, str]]:
-    """Options that stay at an stage, and those that only the other end takes."""
+    """Options that stay at a stage, and those that belong to the other one."""
     strange = _strange(name, options, stage)
     theirs = {key: options[key] for key in strange if _OTHER[stage] in AXES[key.partition(".")[0]].stages}
     return {key: value for key, value in options.items() if key not in theirs}, theirs
@@ -90,7 +90,7 @@ def getter(actor: Any) -> words.Get:
 
 
 def check_loss_options(name: str, options: str) -> None:
-    """Raise ValueError for loss options that mean nothing for a variant."""
+    """Raise ValueError for loss options that a variant does not have."""
     _loss(name, options, ())
 
 
@@ -121,7 +121,7 @@ def check_node(node: Any) -> None:
 class _Adopted:
     """A field of a variant that verl's own configuration sets.
 
-    key: of a spec string, with its value. source: verl's key, with the value it was moved to. undo: verl's defaults.
+    key: of a spec string, with its value. source: verl's key, moved: the value it was set to. undo: verl's defaults.
     """
 
     key: str
@@ -133,13 +133,13 @@ class _Adopted:
 
 @lru_cache(maxsize=256)
 def _estimator(name: str, options: str, gamma: float) -> Chosen:
-    base, given = _at_end(name, "advantage"), _owned(name, options, "advantage")
+    base, given = _at_stage(name, "advantage"), _owned(name, options, "advantage")
     return _tuned(base, given, _discount(base, given, gamma), words.OPTIONS)
 
 
 @lru_cache(maxsize=256)
 def _loss(name: str, options: str, moved: tuple[tuple[str, float], ...]) -> Chosen:
-    base, given = _at_end(name, "objective"), _owned(name, options, "objective")
+    base, given = _at_stage(name, "objective"), _owned(name, options, "objective")
     return _tuned(base, given, list(_moved(base, given, dict(moved))), words.LOSS_OPTIONS)
 
 
@@ -152,7 +152,7 @@ def _discount(base: Variant, given: Mapping[str, str], gamma: float) -> list[_Ad
 
 
 def _moved(base: Variant, given: Mapping[str, str], moved: Mapping[str, float]) -> Iterator[_Adopted]:
-    """verl's fields of the policy loss that were moved, where the surrogate has a counterpart."""
+    """verl's fields of the policy loss that were changed, where the surrogate has a counterpart."""
     cls = AXES["surrogate"].choices.get(str(given.get("surrogate")), type(base.surrogate))
     for field, keys in words.loss_fields(cls).items():
         found = [key for key in keys if key in moved]
@@ -165,8 +165,8 @@ def _moved(base: Variant, given: Mapping[str, str], moved: Mapping[str, float]) 
             yield _Adopted("surrogate.cap", None, source, value, undo)
 
 
-def _at_end(name: str, stage: Stage) -> Variant:
-    """A registered variant with only the axes of one end; the others neutral, so that they cannot refuse anything."""
+def _at_stage(name: str, stage: Stage) -> Variant:
+    """A registered variant with the axes of one stage; the others are neutral, so that they refuse nothing."""
     base, neutral = registered(name), Variant(name=name)
     kept = words.axes_of(stage) + (("aggregation",) if stage == "advantage" else ())
     foreign = {axis: getattr(neutral, axis) for axis in AXES if axis not in kept}
@@ -174,7 +174,7 @@ def _at_end(name: str, stage: Stage) -> Variant:
 
 
 def _owned(name: str, options: str, stage: Stage) -> dict[str, str]:
-    """Options as a dict; raises Refused for an axis that another end owns, with the lines that fix it."""
+    """Options as a dict; raises Refused for an axis of another stage, with the lines that fix it."""
     given = read_options(options)
     strange = {key: given[key] for key in _strange(name, given, stage)}
     if strange:
@@ -183,7 +183,7 @@ def _owned(name: str, options: str, stage: Stage) -> dict[str, str]:
 
 
 def _strange(name: str, options: Mapping[str, str], stage: Stage) -> list[str]:
-    """Options that do not belong to an end; one of an axis that does not exist is complained of elsewhere.
+    """Options that do not belong to a stage; an axis that does not exist is refused elsewhere.
 
     Where the advantages carry the weights of an aggregation, its options are theirs.
     """
@@ -198,9 +198,9 @@ def _strange(name: str, options: Mapping[str, str], stage: Stage) -> list[str]:
 
 
 def _misplaced(name: str, options: Mapping[str, str], stage: Stage) -> Finding:
-    """Options at an end that does not own them, and where they belong."""
+    """Options at the wrong stage, and where they belong."""
     sampling, theirs = _parted(name, options, stage)
-    text = f"{_OPTIONS[stage]}: {', '.join(theirs)} belongs to the other end." if theirs else f"{_OPTIONS[stage]}:"
+    text = f"{_OPTIONS[stage]}: {', '.join(theirs)} belongs to the other stage." if theirs else f"{_OPTIONS[stage]}:"
     if sampling:
         text += f" {', '.join(sampling)} acts while responses are sampled, which verl does."
     sampled = configure(registered(name), sampling)

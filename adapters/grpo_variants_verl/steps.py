@@ -1,4 +1,4 @@
-"""Step rewards as verl's token-level rewards, for a reward manager of the user's."""
+"""Rewards of reasoning steps as verl's token-level rewards, for a reward manager of the user's."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def step_scores(
     tokenizer: Any = None,
     shift: float = 0.0,
 ) -> Tensor:
-    """Token-level rewards [B, width] with each step's reward at its last token: verl's `rm_scores`.
+    """Token-level rewards [B, width] with each reasoning step's reward at its last token: verl's `rm_scores`.
 
-    steps: for each response a list of `Step`, or of what `Step.of` takes; NaN or None takes the response out. ids: the
+    steps: for each response a list of `Step`, or of what `Step.of` takes; NaN or None leaves the response out. ids: the
     responses' tokens, without padding. tokenizer: needed for steps with `text=`.
     shift: added to every step reward. With step_rewards=nonzero a step ends where the reward is not 0, so rewards of 0
     and 1 need one (-0.5); since the group's mean is subtracted it changes no advantage.
@@ -43,7 +43,7 @@ def _placed(steps: list[Step], tokens: Sequence[int], width: int, tokenizer: Any
     ends = step_ends(steps, tokens, lambda: tokenizer.decode(tokens, skip_special_tokens=True), tokenizer)
     for before, after in pairwise(ends):
         if before == after:
-            raise ValueError(f"two steps end within token {after}, which has one reward in verl; make one of them.")
+            raise ValueError(f"two steps end within token {after}, which has one reward in verl; merge them.")
     for step, end in zip(steps, ends, strict=True):
         reward = math.nan if step.reward is None else step.reward + shift
         if reward == 0:

@@ -14,13 +14,13 @@ from grpo_variants_verl.config_diff import actor_reports
 from grpo_variants_verl.settings import Chosen, getter
 
 LOG = logging.getLogger("grpo_variants_verl")
-# Set for every worker by a driver that has checked and reported the configuration; its value is the driver's version.
+# Set for every worker by a driver that has checked and reported the configuration: the driver's version.
 DRIVER_VARIABLE = "GRPO_VARIANTS_VERL_DRIVER"
 _met: set[Chosen] = set()
 
 
 def first_use(chosen: Chosen, actor: Any) -> None:
-    """Once a process and variant: refuse another version than the driver's, report what nobody has reported.
+    """Once per process and variant: refuse another version than the driver's, and report what the driver has not.
 
     Raises RuntimeError where the driver has another version of this package: the same name may mean something else.
     """

@@ -1,4 +1,4 @@
-"""verl's own policy losses on small tensors, and the package's on the same: host parity in milliseconds."""
+"""verl's own policy losses on small tensors, and the package's on the same: parity in milliseconds."""
 
 import torch
 from verl.trainer.ppo import core_algos
@@ -49,7 +49,7 @@ def actor(loss_mode, step=None, **fields):
     return config
 
 
-def host(loss_mode, tensors, weights=None, mode="token-mean", step=None, **fields):
+def verls_own(loss_mode, tensors, weights=None, mode="token-mean", step=None, **fields):
     """verl's loss and gradient."""
     logp = tensors["log_prob"].clone().requires_grad_()
     loss, _ = core_algos.get_policy_loss_fn(loss_mode)(

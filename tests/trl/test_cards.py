@@ -36,7 +36,7 @@ def test_the_card_is_printed_at_the_start_and_lies_beside_the_output_and_every_c
     assert values["surrogate.high"] == {"value": 0.3, "origin": "loss_type (surrogate.high=0.3)"}
     assert values["kl.beta"] == {"value": 0.1, "origin": "flag beta=0.1"}
     assert values["surrogate.low"] == {"value": 0.2, "origin": "paper"}
-    assert (card.host, card.variant) == ("trl", gv.get("dapo,surrogate.high=0.3,kl=k3,kl.beta=0.1"))
+    assert (card.trainer, card.variant) == ("trl", gv.get("dapo,surrogate.high=0.3,kl=k3,kl.beta=0.1"))
     assert set(card.as_dict()["versions"]) >= {"torch", "trl", "transformers"}
 
 
@@ -160,7 +160,7 @@ def test_a_damaged_card_is_named_and_does_not_stop_a_resume(tmp_path, capsys):
     assert warning in capsys.readouterr().out
 
 
-# (loss type, flags, what the host adds to the objective)
+# (loss type, flags, what TRL adds to the objective)
 EFFECTIVE = [
     ("gv_dr_grpo", {"max_completion_length": 7}, {"max_completion_length": 7}),
     ("gv_dr_grpo,aggregation.length=7", {"max_completion_length": 9}, {}),
@@ -195,7 +195,7 @@ EFFECTIVE = [
 
 
 @pytest.mark.parametrize(("loss_type", "flags", "expected"), EFFECTIVE)
-def test_what_the_host_adds_is_on_the_card(loss_type, flags, expected):
+def test_what_trl_adds_is_on_the_card(loss_type, flags, expected):
     assert card_of(loss_type, **flags).effective == expected
 
 
@@ -218,13 +218,13 @@ def test_what_differs_from_the_paper_is_noted():
         "credit=decoupled normalises a single reward function twice, where the authors' code (NVlabs/GDPO) is plain "
         "GRPO. Set credit=outcome for that.",
     )
-    (refill,) = card_of("gv_dapo").notes
-    assert refill.startswith("Groups without signal are replaced by new prompts', in at most 10 rounds; those still")
+    (replaced,) = card_of("gv_dapo").notes
+    assert replaced.startswith("Groups without signal are replaced by new prompts', in at most 10 rounds; those still")
     (drop,) = card_of("gv_dapo,filter.max_rounds=0").notes
     assert drop.startswith("Groups without signal leave the loss and its counts; no new prompts are drawn for them")
     spans = {"approximate_windows": True, "gradient_accumulation_steps": 4, "steps_per_generation": 2}
-    (window,) = card_of("gv_dapo,filter=none", **spans).notes
-    assert window == "Token counts of an optimizer step that spans two generations follow TRL's rule, not exactly."
+    (spanning,) = card_of("gv_dapo,filter=none", **spans).notes
+    assert spanning == "Token counts of an optimizer step that spans two generations follow TRL's rule, not exactly."
 
 
 @pytest.mark.parametrize(

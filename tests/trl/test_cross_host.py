@@ -1,4 +1,4 @@
-"""The recorded batch through TRL's path: rewards to advantages, micro-batches of a window, loss.
+"""The recorded batch through TRL's path: rewards to advantages, micro-batches of an optimizer step, loss.
 
 The numbers equal the core's and, where verl's suite has run on the same sources, verl's.
 """
@@ -12,7 +12,7 @@ from support import recorded, tiny_model
 from support.trl.runs import make
 from trl import GRPOTrainer
 
-MICRO = 4  # responses a micro-batch: three of them, shuffled, are an optimizer step
+MICRO = 4  # responses per micro-batch: three of them, shuffled, are an optimizer step
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -72,7 +72,7 @@ READ_LIVE = {
 
 
 @pytest.mark.parametrize("case", READ_LIVE)
-def test_what_the_host_reads_live_is_read_live(tmp_path, case):
+def test_what_trl_reads_live_is_read_live(tmp_path, case):
     loss_type, spec, flags, schedule = READ_LIVE[case]
     theirs = ran(tmp_path / "theirs", loss_type, schedule, **OWN, **flags)
     ours = ran(tmp_path / "ours", f"gv_{spec},conventions=trl", schedule, **flags)

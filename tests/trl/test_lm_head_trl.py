@@ -25,7 +25,7 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 from trl.kernels import ChunkedLogProbFunction
-from trl.trainer import utils as host
+from trl.trainer import utils as trl_utils
 
 from grpo_variants.lm_head import head as lm_head
 from grpo_variants.lm_head.head import LMHead
@@ -82,7 +82,7 @@ def test_a_run_is_the_same_with_either_head(tmp_path, monkeypatch, run, products
     assert not products["logits"]
     ours = trained(tmp_path, monkeypatch, "1", spec, **flags)
     assert products["logits"]
-    assert not ours._head._told
+    assert not ours._head._logged
     # Adam divides a gradient by its size, so that rounding of a tiny one moves a weight by more than itself.
     assert_close(weights(ours), weights(stock), rtol=0, atol=1e-5)
     for key in ("entropy", "loss", "grad_norm"):
@@ -253,13 +253,13 @@ def test_other_outputs_of_trls_kernel_are_not_covered():
 
 def test_trls_function_is_back_after_a_call_and_after_a_failure(tmp_path):
     trainer = make(tmp_path, "gv_dr_grpo")
-    before = host._ChunkedLogProbFunction, host._use_triton
+    before = trl_utils._ChunkedLogProbFunction, trl_utils._use_triton
     with trainer._head.in_place():
-        assert host._ChunkedLogProbFunction is not before[0]
-    assert (host._ChunkedLogProbFunction, host._use_triton) == before
+        assert trl_utils._ChunkedLogProbFunction is not before[0]
+    assert (trl_utils._ChunkedLogProbFunction, trl_utils._use_triton) == before
     with pytest.raises(AttributeError, match="NoneType"):
         trainer._get_per_token_logps_and_entropies(trainer.model, None, None, 3)
-    assert (host._ChunkedLogProbFunction, host._use_triton) == before
+    assert (trl_utils._ChunkedLogProbFunction, trl_utils._use_triton) == before
     assert before[0] is ChunkedLogProbFunction
 
 
@@ -275,7 +275,7 @@ def test_a_built_in_loss_keeps_trls_head(tmp_path, products):
     assert not products["logits"]
 
 
-def test_a_loss_with_another_gradient_is_trained_right_and_no_longer_foreseen(tmp_path, monkeypatch, caplog):
+def test_a_loss_with_another_gradient_is_trained_right_and_no_longer_precomputed(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO, logger="grpo_variants_trl")
     runs = []
     for switch in "01":
@@ -291,7 +291,7 @@ def test_a_loss_with_another_gradient_is_trained_right_and_no_longer_foreseen(tm
         trainer.train()
         runs.append(weights(trainer))
     assert_close(*runs, rtol=0, atol=1e-5)
-    assert said(caplog)[1:] == ["the loss's gradient was not the foreseen one, so it is no longer computed ahead"]
+    assert said(caplog)[1:] == ["the loss's gradient was not the precomputed one, so it is no longer precomputed"]
 
 
 # A head with a LoRA adapter, which TRL refuses and the core covers

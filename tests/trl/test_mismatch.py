@@ -266,7 +266,7 @@ READERS = {
 
 @pytest.mark.parametrize("part", READERS)
 @pytest.mark.parametrize(
-    ("setting", "mend"),
+    ("setting", "fix"),
     [
         ({"top_p": 0.9}, "Set top_p=1,"),
         ({"top_k": 20, "min_p": 0.1}, "Set top_k=0, min_p=0,"),
@@ -277,8 +277,8 @@ READERS = {
         ({"generation_kwargs": {"a_new_sampler": 2}}, "Remove a_new_sampler,"),
     ],
 )
-def test_a_truncated_distribution_is_refused_by_what_would_take_it_for_mismatch(tmp_path, part, setting, mend):
-    with pytest.raises(ValueError, match=re.escape(READERS[part]) + ".*would take that for mismatch.*" + mend):
+def test_a_truncated_distribution_is_refused_by_what_would_take_it_for_mismatch(tmp_path, part, setting, fix):
+    with pytest.raises(ValueError, match=re.escape(READERS[part]) + ".*would take that for mismatch.*" + fix):
         make(tmp_path, f"gv_{BASE},{part}", use_vllm=True, **setting)
 
 

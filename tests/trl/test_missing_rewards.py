@@ -86,7 +86,7 @@ def test_an_infinite_reward_is_a_missing_one_and_said_once(tmp_path, case, value
     assert silent == []
     name = infinite.reward_func_names[0]
     assert len(said) == 1
-    assert said[0].startswith(f"reward function {name} gave {value} for row {ROW}, prompt '")
+    assert said[0].startswith(f"reward function {name} gave {value} for response {ROW}, prompt '")
     asked = said[0].split("prompt '")[1].split("'")[0]
     assert asked in {task_text(infinite, row) for row in infinite.train_dataset}
     log = json.loads((tmp_path / "inf" / "checkpoint-2" / "trainer_state.json").read_text())["log_history"]
@@ -110,7 +110,7 @@ def test_an_infinity_that_a_derived_trainer_makes_is_missing_too(tmp_path):
 
     trainer, _ = make(tmp_path, "gv_rloo", rewards=[lambda completions, **kwargs: [8.0] + [1.0] * 7]), None
     trainer.__class__ = type("Overflowing", (type(trainer),), {"_calculate_rewards": overflowing})
-    with pytest.warns(UserWarning, match="gave inf for row 0, prompt '"):
+    with pytest.warns(UserWarning, match="gave inf for response 0, prompt '"):
         trainer.train()
     assert torch.isfinite(weights(trainer)).all()
 

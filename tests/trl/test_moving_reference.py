@@ -97,7 +97,7 @@ def test_the_reference_becomes_the_policy_every_two_steps(tmp_path, saved, kind)
     trainer.train()
     reference, policy = watch.reference, watch.policy
     assert torch.equal(reference["made"], policy["made"])
-    # Steps are numbered from 1. The reset falls in front of the rollouts of steps 3 and 5.
+    # Optimizer steps are numbered from 1. The reset falls in front of the rollouts of steps 3 and 5.
     start, second, fourth = policy["made"], policy[(2, "after")], policy[(4, "after")]
     expected = {1: start, 2: start, 3: second, 4: second, 5: fourth}
     for step, wanted in expected.items():
@@ -233,7 +233,7 @@ CONFIGS = {
     ),
     "within a generation": (
         {"reset_reference_every": 3, "steps_per_generation": 4, "num_iterations": 1},
-        "falls between two steps that one generation feeds, whose reference log-probabilities are known already. Set "
+        "falls between two optimizer steps of one generation, whose reference log-probabilities are known already. Set "
         "reset_reference_every=4.",
     ),
     "within several iterations": (
@@ -329,7 +329,7 @@ def test_an_adapter_that_changes_the_model_when_it_is_made_is_refused(tmp_path, 
 
 
 def test_a_reset_with_several_iterations_waits_for_the_next_generation(tmp_path, saved):
-    """Two optimizer steps a generation: both read the log-probabilities of one reference."""
+    """Two optimizer steps per generation: both read the log-probabilities of one reference."""
     trainer, watch = run(tmp_path, saved, "new adapter", num_iterations=2, max_steps=6)
     trainer.train()
     for step, wanted in {3: 2, 4: 2, 5: 4, 6: 4}.items():

@@ -152,7 +152,7 @@ MORE_ENDS = dict(generation_kwargs={"eos_token_id": [END, ONE]}, max_completion_
 
 
 def test_trl_adds_a_token_behind_an_end_that_only_generation_knows(tmp_path):
-    """The host as it is: generation stops at ONE, TRL does not cut there, and the padding counts as a token."""
+    """TRL as it is: generation stops at ONE, TRL does not cut there, and the padding counts as a token."""
     trainer = make(tmp_path, "dapo", trainer=GRPOTrainer, config=GRPOConfig, **MORE_ENDS)
     _, completions = sampled(trainer, 24)
     assert [ONE, END] in [ids[-2:] for ids in completions if len(ids) < 5]
@@ -199,7 +199,7 @@ def test_a_response_that_a_chat_engine_ended_is_not_truncated(tmp_path):
 
 
 def test_trl_takes_a_response_that_a_chat_engine_ended_for_truncated(tmp_path):
-    """The host as it is, on the same rollouts: three of eight."""
+    """TRL as it is, on the same rollouts: three of eight."""
     flags = dict(rollout_func=fixed, processing_class=chatting("1"), max_completion_length=LIMIT)
     rewards = [lambda completions, **_: REWARDS]
     trainer = make(tmp_path, "dapo", GRPOTrainer, GRPOConfig, rewards, mask_truncated_completions=True, **flags)

@@ -24,7 +24,7 @@ from trl.trainer.utils import split_tensor_dict
 
 import grpo_variants as gv
 
-# 16 responses a generation in groups of 4, two micro-batches a step, two iterations of each generation.
+# 16 responses per generation in groups of 4, two micro-batches per step, two iterations of each generation.
 SCHEDULE = dict(
     per_device_train_batch_size=8,
     gradient_accumulation_steps=2,
@@ -106,7 +106,7 @@ def uneven_steps(completion_ids, **kwargs):
 
 def gradient(trainer, packing):
     """Loss and gradient of the step that the buffer holds."""
-    trainer._packing, trainer._window = packing, None
+    trainer._packing, trainer._step_counts = packing, None
     trainer.model.zero_grad()
     total = 0.0
     for trainer._step in range(2):
@@ -227,7 +227,7 @@ def test_prompts_are_trimmed_only_where_attention_is_relative(config, relative):
     assert _has_relative_positions(SimpleNamespace(**config)) == relative
 
 
-def test_widths_stay_multiples_where_the_host_wants_them(tmp_path):
+def test_widths_stay_multiples_where_trl_wants_them(tmp_path):
     _, _, shapes = run(tmp_path, "dr_grpo", None, pad_to_multiple_of=4, max_steps=1)
     assert all(s[1] % 4 == 0 for s in shapes)
 
@@ -241,9 +241,9 @@ def test_which_variants_pull_at_responses_without_an_advantage(name):
 
 REFUSED = {
     "grpo": (dict(), "the KL term (kl.beta=0.04) has a gradient for every response"),
-    "kimi_k15": (dict(), "kimi_k15 pulls at the ratio of every response"),
+    "kimi_k15": (dict(), "kimi_k15 has a gradient for every response"),
     "dr_grpo": (dict(entropy_coef=0.1), "the entropy bonus has a gradient for every response"),
-    "kl_cov": (dict(), "kl_cov pulls at the ratio of every response"),
+    "kl_cov": (dict(), "kl_cov has a gradient for every response"),
     "rloo": (
         dict(peft_config=LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1, exclude_modules=["lm_head"])),
         "lora_dropout=0.1 draws random numbers, which would fall on other tokens (set lora_dropout=0)",
@@ -329,10 +329,13 @@ RANDOM = {
         lambda: (tiny_model.model(), {"neftune_noise_alpha": 5.0}),
         "neftune_noise_alpha=5.0 draws random numbers, which would fall on other tokens (leave it unset)",
     ),
-    "nothing that has a name": (lambda: (noisy(), {}), "two forward passes over one row differ, so the model draws"),
+    "nothing that has a name": (
+        lambda: (noisy(), {}),
+        "two forward passes over one response differ, so the model draws",
+    ),
     "what switching modules off does not reach": (
         lambda: (opt(), {"disable_dropout": True}),
-        "two forward passes over one row differ, so the model draws",
+        "two forward passes over one response differ, so the model draws",
     ),
 }
 

@@ -20,9 +20,9 @@ import grpo_variants as gv
 )
 def test_advantages_equal_the_host(parity, tmp_path, table, scale_rewards, spec):
     flags = {"scale_rewards": scale_rewards}
-    host = stock(tmp_path, table, **flags)
-    parity.equal(spec, words("", flags), rtol=1e-5, atol=1e-5, advantages=(own(tmp_path, spec, table), host))
-    assert host.abs().max() > 0.4
+    theirs = stock(tmp_path, table, **flags)
+    parity.equal(spec, words("", flags), rtol=1e-5, atol=1e-5, advantages=(own(tmp_path, spec, table), theirs))
+    assert theirs.abs().max() > 0.4
 
 
 def test_reward_weights_equal_the_host(parity, tmp_path):
@@ -47,21 +47,21 @@ def test_equal_rewards_have_a_residue_in_the_host_and_none_here(parity, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("group", "what", "host", "here"),
+    ("group", "what", "theirs", "here"),
     [
         ([1, 1, 0, 0, 0, 0, 0, 0], "advantage, two of eight right", 1.6198, 1.6202),
         ([1.00001, 1], "advantage of 1.00001 against 1", 0.0468, 0.6196),
     ],
     ids=["two of eight right", "nearly equal"],
 )
-def test_the_host_adds_1e4_to_the_deviation_where_the_package_adds_1e6(parity, tmp_path, group, what, host, here):
+def test_the_host_adds_1e4_to_the_deviation_where_the_package_adds_1e6(parity, tmp_path, group, what, theirs, here):
     table, size = [[r] for r in group] * (16 // len(group)), len(group)
     parity.differs(
         "grpo,kl=none",
         "scale_rewards='group'",
         what,
         here=(own(tmp_path, "grpo,kl=none", table, num_generations=size)[0].item(), here),
-        host=(stock(tmp_path, table, num_generations=size)[0].item(), host),
+        host=(stock(tmp_path, table, num_generations=size)[0].item(), theirs),
         cause="1e-4 is added to the deviation, 1e-6 here",
         rel=0,
         tol=6e-5,

@@ -17,7 +17,7 @@ def assert_same(parity, spec, data, counts=None, builtin=None, **flags):
     return out, metrics
 
 
-# Aggregations and clip bounds; the stock flags on the right say the same thing.
+# Aggregations and clip bounds; TRL's flags on the right say the same thing.
 CASES = {
     "grpo": ("grpo", dict(loss_type="grpo", beta=0.04)),
     "grpo without KL": ("grpo,kl=none", dict(loss_type="grpo")),
@@ -77,8 +77,8 @@ def test_metrics_equal_the_host(parity):
         "clip/high": "clip_ratio/high_mean",
         "clip/region": "clip_ratio/region_mean",
     }
-    for own, host in pairs.items():
-        pair = {f"metric {own}": (out.metrics[own], metrics[host])}
+    for own, theirs in pairs.items():
+        pair = {f"metric {own}": (out.metrics[own], metrics[theirs])}
         parity.equal(spec, words("", flags), rtol=1e-6, atol=1e-12, **pair)
     assert metrics["clip_ratio/low_mean"] > 0 < metrics["clip_ratio/high_mean"]
 
@@ -106,7 +106,7 @@ def test_tool_tokens_leave_the_loss_as_in_the_host(parity):
     assert own[:, 1].abs().max() == 0
 
 
-def test_the_hosts_token_mean_is_right_in_aggregate_only():
+def test_trls_token_mean_is_right_in_aggregate_only():
     """Two optimizer steps on one generation: TRL divides both by half of the generation's tokens.
 
     The first micro-batch has 2 tokens and the second 10: TRL divides each by 12/2 = 6, where the token means of the

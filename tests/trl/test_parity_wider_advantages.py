@@ -1,4 +1,4 @@
-"""The wider advantage side in TRL: equal to the host where it has it, else by hand; memory and entropies."""
+"""More advantage rules in TRL: equal to TRL where it has it, else by hand; memory and entropies."""
 
 import json
 from types import SimpleNamespace
@@ -23,24 +23,24 @@ TABLES = {"one reward": MIXED, "two rewards": SEVERAL, "missing rewards": MISSIN
 @pytest.mark.parametrize("spec", ["gdpo,conventions=trl", "grpo,kl=none,credit=decoupled,conventions=trl"])
 def test_gdpo_equals_normalize_then_sum(parity, tmp_path, spec, table):
     weights, flags = [2.0, -0.5][: len(table[0])], {"multi_objective_aggregation": "normalize_then_sum"}
-    host = stock(tmp_path, table, reward_weights=weights, **flags)
+    theirs = stock(tmp_path, table, reward_weights=weights, **flags)
     mine = own(tmp_path, spec, table, reward_weights=weights)
-    parity.equal(spec, words("", flags), rtol=1e-4, atol=1e-4, advantages=(mine, host))
-    assert host.abs().max() > 0.5
+    parity.equal(spec, words("", flags), rtol=1e-4, atol=1e-4, advantages=(mine, theirs))
+    assert theirs.abs().max() > 0.5
 
 
 def test_the_flag_turns_a_variant_into_gdpo(tmp_path):
     flags = {"multi_objective_aggregation": "normalize_then_sum"}
-    host = stock(tmp_path, SEVERAL, **flags)
-    assert_close(own(tmp_path, "grpo,kl=none,conventions=trl", SEVERAL, **flags), host, rtol=1e-4, atol=1e-4)
+    theirs = stock(tmp_path, SEVERAL, **flags)
+    assert_close(own(tmp_path, "grpo,kl=none,conventions=trl", SEVERAL, **flags), theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_lite_ppo_equals_scale_rewards_batch(parity, tmp_path, table):
-    host = stock(tmp_path, table, scale_rewards="batch")
-    pair = (own(tmp_path, "lite_ppo,conventions=trl", table), host)
+    theirs = stock(tmp_path, table, scale_rewards="batch")
+    pair = (own(tmp_path, "lite_ppo,conventions=trl", table), theirs)
     parity.equal("lite_ppo,conventions=trl", "scale_rewards='batch'", rtol=1e-5, atol=1e-5, advantages=pair)
-    assert host.abs().max() > 0.4
+    assert theirs.abs().max() > 0.4
 
 
 def test_normalize_then_sum_ignores_scale_rewards_in_the_host(parity, tmp_path):

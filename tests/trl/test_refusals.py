@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 from grpo_variants_trl import VariantGRPOConfig, VariantGRPOTrainer
-from grpo_variants_trl.step.step_counts import needs_whole_window, spans_generations
+from grpo_variants_trl.step.step_counts import needs_whole_step, spans_generations
 from peft import LoraConfig, get_peft_model
 from support import tiny_model
 from support.trl.runs import lora, make
@@ -201,15 +201,15 @@ def test_the_suggested_settings_are_accepted(tmp_path, suggested):
         ("gv_grpo,aggregation.empty_rows=exclude", {"approximate_windows": True}),
     ],
 )
-def test_a_window_over_two_generations_is_accepted(tmp_path, loss_type, more):
+def test_an_optimizer_step_over_two_generations_is_accepted(tmp_path, loss_type, more):
     trainer = make(tmp_path, loss_type, **UNEVEN, **more)
     assert trainer.variant_card.effective.get("approximate_windows", False) == bool(more)
 
 
 @pytest.mark.parametrize(
     ("accumulation", "steps", "iterations", "spans"),
-    # Which windows cross generations: counted by hand. A window of 4 over generations of 2 crosses every time;
-    # generations of 4 hold two windows of 2; 3 micro-batches twice hold three windows of 2, but not of 4.
+    # Which optimizer steps span generations, counted by hand. A step of 4 over generations of 2 does every time;
+    # generations of 4 hold two steps of 2; 3 micro-batches twice hold three steps of 2, but not of 4.
     [(4, 2, 1, True), (2, 1, 1, True), (2, 3, 1, True), (2, 4, 1, False), (2, 3, 2, False), (4, 3, 2, True)],
 )
 def test_which_schedules_span_generations(accumulation, steps, iterations, spans):
@@ -230,12 +230,12 @@ def test_which_schedules_span_generations(accumulation, steps, iterations, spans
         ("grpo,aggregation.empty_rows=exclude", True),
     ],
 )
-def test_which_variants_need_the_whole_window(spec, needed):
-    assert needs_whole_window(gv.get(spec)) is needed
+def test_which_variants_need_the_whole_optimizer_step(spec, needed):
+    assert needs_whole_step(gv.get(spec)) is needed
 
 
-def test_an_entropy_bonus_is_a_mean_over_the_whole_window():
-    assert all(needs_whole_window(gv.get(name), entropy_bonus=True) for name in ("grpo", "dr_grpo", "forking_tokens"))
+def test_an_entropy_bonus_is_a_mean_over_the_whole_optimizer_step():
+    assert all(needs_whole_step(gv.get(name), entropy_bonus=True) for name in ("grpo", "dr_grpo", "forking_tokens"))
 
 
 def test_a_constant_length_of_its_own_needs_no_limit(tmp_path):

@@ -219,12 +219,12 @@ SCHEDULES = [
 def test_a_run_goes_on_with_the_next_prompts_under_another_schedule(tmp_path, loss_type, before, after):
     """The same prompts a step as without the break, each step counted exactly."""
     stopped, _, _ = prompts_of(tmp_path, loss_type, save_strategy="steps", save_steps=3, **before)
-    going, trainer, windows = prompts_of(tmp_path / "on", loss_type, str(tmp_path / "checkpoint-3"), **after)
+    going, trainer, steps = prompts_of(tmp_path / "on", loss_type, str(tmp_path / "checkpoint-3"), **after)
     assert going == {step: stopped[step] for step in (3, 4, 5)}
     size = after.get("gradient_accumulation_steps", 1)
-    assert (trainer._step, [len(micro) for micro in windows]) == (6 * size, [size] * 3)
+    assert (trainer._step, [len(micro) for micro in steps]) == (6 * size, [size] * 3)
     if "dapo" in loss_type:
-        for micro in windows:  # on policy each token's gradient is -A_i / (tokens of the step)
+        for micro in steps:  # on policy each token's gradient is -A_i / (tokens of the step)
             tokens = sum(int(m["inputs"]["completion_mask"].sum()) for m in micro)
             for m in micro:
                 expected = -m["inputs"]["advantages"] / tokens

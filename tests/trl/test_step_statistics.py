@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grpo_variants_trl import trainer as trainer_module
-from grpo_variants_trl.step import step_statistics
+from grpo_variants_trl.step import stage, step_statistics
 from support import tiny_model
 from support.trl.runs import join, logged, make, steps_of, weights
 
@@ -86,7 +85,7 @@ def test_any_split_trains_the_same_parameters(tmp_path, monkeypatch, spec):
 
         return [{**batch, step_statistics.DRAWS: draws(batch["completion_ids"])} for batch in batches]
 
-    monkeypatch.setattr("grpo_variants_trl.trainer.with_draws", by_content)
+    monkeypatch.setattr("grpo_variants_trl.step.stage.with_draws", by_content)
     ends = []
     for size, accumulation in ((16, 1), (4, 4)):
         flags = dict(per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, num_iterations=2)
@@ -135,13 +134,13 @@ def test_the_pass_for_the_statistic_runs_for_the_members_that_need_it_only(tmp_p
 
 def test_evaluation_takes_the_statistic_of_its_batch(tmp_path, monkeypatch):
     trainer = make(tmp_path, f"gv_{SPECS[0]}", max_steps=1, eval_dataset=tiny_model.dataset(8))
-    seen, compute = [], trainer_module.loss_of
+    seen, compute = [], stage.loss_of
 
     def computing(variant, x, counts):
         seen.append((counts.thresholds["entropy"].item(), variant.thresholds(x)["entropy"].item()))
         return compute(variant, x, counts)
 
-    monkeypatch.setattr(trainer_module, "loss_of", computing)
+    monkeypatch.setattr(stage, "loss_of", computing)
     trainer.evaluate()
     assert len(seen) == 4
     assert len({given for given, _ in seen}) > 1

@@ -1,4 +1,4 @@
-"""Characters to tokens with real tokenizers: the offsets' way and the decoding way agree, and mean what they say."""
+"""Characters to tokens with real tokenizers: offsets and decoding agree, and both are right."""
 
 import random
 

@@ -19,8 +19,8 @@ from trl import GRPOConfig, GRPOTrainer
 import grpo_variants as gv
 from grpo_variants.files import read_json
 
-# What the host cannot give: squared probabilities, and the engine's log-probabilities without an engine. Step rewards
-# have tests of their own (test_process.py).
+# What TRL cannot supply: squared probabilities, and the engine's log-probabilities without an engine. Step rewards
+# have tests of their own (test_process_rewards.py).
 TRAINED = [n for n in gv.names() if n not in ("grpo_process", "otb") and not gv.get(n).needs_rollout_logp]
 MORE = {"passk_analytic": ",transform.k=2"}  # with k = 4 of four responses every group that has a right one is equal
 
@@ -111,7 +111,7 @@ def trained(*args, **flags):
     return trainer, start
 
 
-def test_a_built_in_loss_type_is_the_hosts_own(tmp_path):
+def test_a_built_in_loss_type_is_trls_own(tmp_path):
     flags = dict(num_iterations=2, beta=0.1, epsilon=0.1, scale_rewards="batch", max_steps=3)
     mine, _ = trained(tmp_path / "mine", "grpo", **flags)
     stock, start = trained(tmp_path / "stock", "grpo", trainer=GRPOTrainer, config=GRPOConfig, **flags)
@@ -120,7 +120,7 @@ def test_a_built_in_loss_type_is_the_hosts_own(tmp_path):
     assert mine.variant is None
 
 
-def test_the_same_numbers_as_the_host_where_it_has_the_variant(tmp_path):
+def test_the_same_numbers_as_trl_where_it_has_the_variant(tmp_path):
     """The whole trainer: same seed, same rollouts, same parameters after four steps of two iterations."""
     flags = dict(num_iterations=2, max_steps=4, learning_rate=1e-2)
     mine, _ = trained(tmp_path / "mine", "gv_grpo,conventions=trl", **flags)
@@ -207,7 +207,7 @@ def test_entropy_bonus_is_over_the_tokens_that_a_filter_keeps(tmp_path):
         torch.testing.assert_close(micro["logp"].grad, gradient, rtol=1e-5, atol=1e-8)
 
 
-def test_load_balancing_loss_of_experts_is_added_as_in_the_host(tmp_path):
+def test_load_balancing_loss_of_experts_is_added_as_in_trl(tmp_path):
     flags = dict(num_iterations=2, max_steps=2, peft_config=None)
     mine, _ = trained(tmp_path / "a", "gv_grpo,kl=none,conventions=trl", model=tiny_model.mixture_of_experts(), **flags)
     stock, start = trained(

@@ -40,9 +40,9 @@ def test_two_processes_have_trls_own_entropy_mask(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_refill_one_batch(tmp_path):
+def test_two_processes_fill_one_batch(tmp_path):
     """Both ranks draw the same prompts in the same rounds, and a response that moves to another rank stays whole."""
-    results = ranks("trl_refill.py", tmp_path)
+    results = ranks("trl_dynamic_sampling.py", tmp_path)
     for found in results:
         assert len(found["batches"]) == 2
         for batch in found["batches"]:
@@ -91,7 +91,9 @@ def test_two_processes_share_the_rollout_rules(tmp_path):
 def test_two_processes_agree_on_what_is_missing_and_on_what_a_callback_sets(tmp_path):
     """The second rank's first response is row 8 of all; its reward is said by the first rank, which has the log."""
     first, second = ranks("trl_border.py", tmp_path)
-    assert [text.split(", prompt")[0] for text in first["warnings"]] == ["reward function varied gave inf for row 8"]
+    assert [text.split(", prompt")[0] for text in first["warnings"]] == [
+        "reward function varied gave inf for response 8"
+    ]
     assert second["warnings"] == []
     for found in (first, second):
         assert found["finite"]
@@ -107,7 +109,7 @@ def test_one_process_goes_on_where_two_stopped(tmp_path):
     whole, _, _ = prompts_of(tmp_path / "whole", spec, per_device_train_batch_size=8)
     ranks("trl_resume.py", tmp_path, spec)
     for name, batch, accumulation in (("one", 8, 1), ("two", 4, 2)):
-        going, trainer, windows = prompts_of(
+        going, trainer, steps = prompts_of(
             tmp_path / name,
             spec,
             str(tmp_path / "checkpoint-3"),
@@ -115,8 +117,8 @@ def test_one_process_goes_on_where_two_stopped(tmp_path):
             gradient_accumulation_steps=accumulation,
         )
         assert going == {step: whole[step] for step in (3, 4, 5)}
-        assert (trainer._step, [len(micro) for micro in windows]) == (6 * accumulation, [accumulation] * 3)
-        for micro in windows:
+        assert (trainer._step, [len(micro) for micro in steps]) == (6 * accumulation, [accumulation] * 3)
+        for micro in steps:
             tokens = sum(int(m["inputs"]["completion_mask"].sum()) for m in micro)
             for m in micro:
                 expected = -m["inputs"]["advantages"] / tokens

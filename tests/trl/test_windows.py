@@ -60,9 +60,9 @@ def test_micro_batches_add_up_to_the_step(tmp_path, spec, schedule):
         max_steps=4,
         per_device_train_batch_size=4,
     )
-    windows = steps_of(trainer)
-    assert [len(w) for w in windows] == [accumulation] * 4
-    assert max(assert_equal_to_one_batch(spec, micro) for micro in windows) > 1e-3
+    optimizer_steps = steps_of(trainer)
+    assert [len(w) for w in optimizer_steps] == [accumulation] * 4
+    assert max(assert_equal_to_one_batch(spec, micro) for micro in optimizer_steps) > 1e-3
 
 
 def test_dropped_groups_leave_the_counts_of_the_step(tmp_path):
@@ -127,7 +127,7 @@ def test_a_response_that_is_dropped_takes_its_kl_term_with_it(tmp_path):
             assert m["logp"].grad[dropped].eq(0).all()
 
 
-def test_a_short_window_at_the_end_of_an_epoch_is_exact(tmp_path):
+def test_a_short_optimizer_step_at_the_end_of_an_epoch_is_exact(tmp_path):
     # 64 prompts x 4 responses / 8 a micro-batch = 32 micro-batches an epoch, 3 a step: the 11th step has 2.
     trainer = make(
         tmp_path,
@@ -136,9 +136,9 @@ def test_a_short_window_at_the_end_of_an_epoch_is_exact(tmp_path):
         steps_per_generation=1,
         max_steps=11,
     )
-    windows = steps_of(trainer)
-    assert [len(w) for w in windows] == [3] * 10 + [2]
-    assert assert_equal_to_one_batch("grpo", windows[-1]) > 1e-3
+    optimizer_steps = steps_of(trainer)
+    assert [len(w) for w in optimizer_steps] == [3] * 10 + [2]
+    assert assert_equal_to_one_batch("grpo", optimizer_steps[-1]) > 1e-3
 
 
 # (gradient accumulation, steps per generation, iterations): steps that hold micro-batches of two generations.
@@ -182,15 +182,15 @@ def test_a_step_over_two_generations_is_counted_by_trls_rule(tmp_path, loss_type
         max_steps=4,
         learning_rate=1e-2,
     )
-    windows = steps_of(trainer)
-    assert [len(micro) for micro in windows] == [accumulation] * 4
-    for m in (m for micro in windows for m in micro):
+    optimizer_steps = steps_of(trainer)
+    assert [len(micro) for micro in optimizer_steps] == [accumulation] * 4
+    for m in (m for micro in optimizer_steps for m in micro):
         loss, gradient = trl_alone(m, schedule, **stock)
         torch.testing.assert_close(m["loss"], loss, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(m["logp"].grad, gradient, rtol=1e-5, atol=1e-8)
-    counted = [{int(m["inputs"]["num_items_in_batch"]) for m in micro} for micro in windows]
+    counted = [{int(m["inputs"]["num_items_in_batch"]) for m in micro} for micro in optimizer_steps]
     assert max(map(len, counted)) > 1, "no step has generations of different lengths: the rule was not exercised"
-    assert max(m["logp"].grad.abs().max() for micro in windows for m in micro) > 1e-3
+    assert max(m["logp"].grad.abs().max() for micro in optimizer_steps for m in micro) > 1e-3
 
 
 def test_trls_rule_divides_each_micro_batch_by_its_own_generation(tmp_path):
@@ -234,9 +234,9 @@ def test_metrics_of_a_step_over_two_generations_are_means_over_its_tokens_or_res
         max_steps=4,
         learning_rate=2e-2,
     )
-    windows = steps_of(trainer)
+    optimizer_steps = steps_of(trainer)
     ratio, entropy, low, high, clipped = ([] for _ in range(5))
-    for micro in windows:
+    for micro in optimizer_steps:
         mask = join([m["inputs"]["completion_mask"] for m in micro]).bool()
         logp = join([m["logp"].detach() for m in micro])
         old = join([m["inputs"].get("old_per_token_logps", m["logp"].detach()) for m in micro])

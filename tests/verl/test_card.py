@@ -1,4 +1,4 @@
-"""The card of a run: both ends and the host's own parts as one variant, written where checkpoints go."""
+"""The card of a run: estimator, loss and verl's own parts as one variant, written where checkpoints go."""
 
 import json
 import logging
@@ -6,7 +6,7 @@ import logging
 import pytest
 from grpo_variants_verl import VariantCallback, builtins
 from grpo_variants_verl.cards import make_card
-from grpo_variants_verl.run_config import read_run
+from grpo_variants_verl.run_config import read_run_config
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl_configs import composed, validated
 
@@ -22,7 +22,7 @@ ACTOR = "actor_rollout_ref.actor"
 
 
 def card_of(*words):
-    return make_card(read_run(composed(*words)))
+    return make_card(read_run_config(composed(*words)))
 
 
 def whole(spec):
@@ -49,7 +49,7 @@ def test_a_run_of_a_variant_is_that_variant(name):
     assert {key for key in differing if not key.startswith(THEIRS)} == set()
 
 
-def test_the_hosts_bounds_of_the_kl_term_are_on_the_card():
+def test_verls_bounds_of_the_kl_term_are_on_the_card():
     """verl clamps k3 at 10, which the paper's grpo does not."""
     found = card_of(*whole("grpo")).as_dict()
     assert found["spec"] == "grpo,kl.value_bound=10.0"
@@ -57,15 +57,15 @@ def test_the_hosts_bounds_of_the_kl_term_are_on_the_card():
     assert found["values"]["kl.beta"] == {"value": 0.04, "origin": "paper"}
 
 
-def test_equal_objectives_have_equal_hashes_whatever_the_host():
-    """rloo has nothing that a host adds: the hash is that of the bare variant."""
+def test_equal_objectives_have_equal_hashes_whatever_the_trainer():
+    """verl adds nothing to rloo: the hash is that of the bare variant."""
     assert card_of(*whole("rloo")).hash == card.Card(variant=gv.get("rloo"), trainer="trl").hash
     assert card_of(*whole("rloo"), f"{ACTOR}.entropy_coeff=0.01").hash != card_of(*whole("rloo")).hash
 
 
 def test_the_length_of_dr_grpo_counts_under_the_name_that_trl_has():
     config = validated(f"{ESTIMATOR}=gv_dr_grpo", f"{LOSS}=gv_dr_grpo", "data.max_response_length=256")
-    found = make_card(read_run(config))
+    found = make_card(read_run_config(config))
     wanted = card.Card(variant=gv.get("dr_grpo"), trainer="trl", effective={"max_completion_length": 256})
     assert found.hash == wanted.hash
 
@@ -188,7 +188,7 @@ def test_where_the_users_values_come_from():
         ),
     ],
 )
-def test_the_hosts_rollout_correction_is_on_the_card(words, spec):
+def test_verls_rollout_correction_is_on_the_card(words, spec):
     """rollout_rs bounds -log w: 0.5 to 4 keeps weights from 1/4 to 1/0.5."""
     found = card_of(*whole("rloo"), *(f"algorithm.rollout_correction.{word}" for word in words))
     assert found.variant.correction == gv.get(f"rloo,correction={spec}").correction

@@ -11,7 +11,7 @@ from grpo_variants_verl import chunked_head
 from torch.testing import assert_close
 from transformers import LlamaForCausalLM
 from verl.models.transformers.monkey_patch import patch_forward_with_backends
-from verl.utils.experimental import torch_functional as host
+from verl.utils.experimental import torch_functional as verl_functional
 from verl_cpu import tiny
 
 from grpo_variants.lm_head import head as lm_head
@@ -43,7 +43,7 @@ def operands(dtype, shape):
 
 
 def step(hidden, weight, targets, upstream):
-    logp, entropy = host.FusedLinearForPPO(chunk_size=4)(hidden, weight, targets, 0.7)
+    logp, entropy = verl_functional.FusedLinearForPPO(chunk_size=4)(hidden, weight, targets, 0.7)
     assert logp.shape == entropy.shape == targets.shape
     loss = (upstream * logp).sum() + entropy.float().sum()
     return logp, entropy, *torch.autograd.grad(loss, (hidden, weight))
@@ -59,7 +59,7 @@ def test_the_numbers_are_verls(dtype, shape):
         ours = step(*inputs, upstream)
     finally:
         chunked_head.restore()
-    assert host.FusedLinearForPPOFunction is chunked_head.HOSTS
+    assert verl_functional.FusedLinearForPPOFunction is chunked_head.VERLS_FUNCTION
     assert [x.dtype for x in ours] == [x.dtype for x in theirs]
     assert_close(
         ours, theirs, rtol=5e-2 if dtype == torch.bfloat16 else 1e-5, atol=0.1 if dtype == torch.bfloat16 else 1e-5
@@ -69,7 +69,7 @@ def test_the_numbers_are_verls(dtype, shape):
 def test_a_prompt_and_a_frozen_head_cost_no_gradient(replaced, products):
     hidden, weight, targets = operands(torch.float32, (2, 4))
     response = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]]).bool()
-    logp, _ = host.FusedLinearForPPO()(hidden, weight.requires_grad_(False), targets)
+    logp, _ = verl_functional.FusedLinearForPPO()(hidden, weight.requires_grad_(False), targets)
     torch.where(response, logp, 0.0).sum().backward()
     assert products == {"logits": [8, 5], "gradients": [5]}
     assert weight.grad is None

@@ -28,7 +28,7 @@ from grpo_variants.trainers.verl.words import (
 )
 
 PROMPT = 2  # tokens before each response; what they are does not matter
-MICRO = 5  # responses a micro-batch: 5, 5 and 2
+MICRO = 5  # responses per micro-batch: 5, 5 and 2
 
 
 def advantages(name):

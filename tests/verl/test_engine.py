@@ -79,7 +79,7 @@ def test_something_is_clipped(results):
 
 
 @pytest.mark.parametrize("metric", ["actor/pg_clipfrac", "actor/ppo_kl"])
-def test_the_hosts_metrics_are_there(results, metric):
+def test_verls_metrics_are_there(results, metric):
     assert results["dapo"]["engine"]["metrics"][metric] != 0
 
 

@@ -51,7 +51,7 @@ def estimate(name, rewards, mask=HOLES, uids=UIDS, config=None, **inputs):
     )
 
 
-def host(name, rewards, mask=HOLES, uids=UIDS, config=None, **inputs):
+def verls_own(name, rewards, mask=HOLES, uids=UIDS, config=None, **inputs):
     given = {"index": uids, "config": config or algorithm(), **inputs}
     if name in ("grpo", "grpo_vectorized"):  # verl calls these with the flag, not with the configuration
         given = {"index": uids}
@@ -69,7 +69,7 @@ def ours(name, **options):
 def test_equals_the_hosts_own_estimator(parity, name):
     rewards = at_last_action(OUTCOMES, HOLES)
     mine, config = ours(name)
-    pair = (estimate(mine, rewards, config=config)[0], host(name, rewards)[0])
+    pair = (estimate(mine, rewards, config=config)[0], verls_own(name, rewards)[0])
     parity.equal(builtins.ESTIMATORS[name], f"estimator {name}", atol=2e-6, rtol=2e-6, advantages=pair)
 
 
@@ -85,7 +85,7 @@ def test_dr_grpo_equals_grpo_without_the_deviation(parity):
 def test_pmd_mean_has_the_advantages_of_the_hosts_rloo(parity):
     rewards = at_last_action(OUTCOMES, HOLES)
     config = algorithm(grpo_variants={"options": "conventions=verl"})
-    pair = (estimate("gv_pmd_mean", rewards, config=config)[0], host("rloo", rewards)[0])
+    pair = (estimate("gv_pmd_mean", rewards, config=config)[0], verls_own("rloo", rewards)[0])
     parity.equal("pmd_mean,conventions=verl", "estimator rloo", atol=2e-6, rtol=2e-6, advantages=pair)
 
 
@@ -93,7 +93,7 @@ def test_reinforce_pp_baseline_equals_the_host(parity):
     """Its singleton keeps the raw reward in verl, as under singleton=raw."""
     rewards = at_last_action(OUTCOMES, HOLES)
     mine, config = ours("reinforce_plus_plus_baseline")
-    wanted = host("reinforce_plus_plus_baseline", rewards)[0]
+    wanted = verls_own("reinforce_plus_plus_baseline", rewards)[0]
     pair = (estimate(mine, rewards, config=config)[0], wanted)
     spec, builtin = builtins.ESTIMATORS["reinforce_plus_plus_baseline"], "estimator reinforce_plus_plus_baseline"
     parity.equal(spec, builtin, atol=2e-6, rtol=2e-6, advantages=pair)
@@ -103,7 +103,7 @@ def test_remax_equals_the_host_given_its_greedy_rewards(parity):
     rewards = at_last_action(OUTCOMES, HOLES)
     greedy = torch.tensor([0.5, 0.25, 0.5, 0.25, 0.5, 1.0, 0.25])
     mine, config = ours("remax")
-    wanted = host("remax", rewards, reward_baselines=greedy)[0]
+    wanted = verls_own("remax", rewards, reward_baselines=greedy)[0]
     found = estimate(mine, rewards, config=config, reward_baselines=greedy)[0]
     parity.equal(
         builtins.ESTIMATORS["remax"], "estimator remax", atol=1e-6, rtol=1e-6, advantages=(found, wanted * HOLES)
@@ -118,7 +118,7 @@ def test_reinforce_pp_discounts_and_returns_as_the_host_does(parity, gamma):
     rewards = torch.randn(HOLES.shape) * HOLES
     mine, config = ours("reinforce_plus_plus", gamma=gamma)
     advantages, returns = estimate(mine, rewards, config=config)
-    wanted, wanted_returns = host("reinforce_plus_plus", rewards, config=algorithm(gamma=gamma))
+    wanted, wanted_returns = verls_own("reinforce_plus_plus", rewards, config=algorithm(gamma=gamma))
     pairs = {"advantages": (advantages, wanted), "returns": (returns, wanted_returns)}
     builtin = words("estimator reinforce_plus_plus", {"gamma": gamma})
     parity.equal(
@@ -137,7 +137,7 @@ def test_eight_rewards_of_seven_tenths_are_zero_here_and_not_in_the_host(parity)
             f"estimator {name}",
             "advantage of eight rewards of 0.7",
             here=(estimate(mine, rewards, mask, uids, config=config)[0].abs().max().item(), 0),
-            host=(host(name, rewards, mask, uids)[0][0].item(), 0.0560),
+            host=(verls_own(name, rewards, mask, uids)[0][0].item(), 0.0560),
             cause="the float32 mean is off by a unit in the last place, and 1e-6 divides it",
             rel=1e-3,
         )
@@ -148,7 +148,7 @@ def test_a_group_of_one_keeps_its_raw_reward_in_the_host(parity, name):
     mask, uids = torch.ones(1, 2, dtype=torch.long), np.array(["a"], dtype=object)
     rewards = at_last_action(torch.tensor([0.7]), mask)
     mine, config = ours(name)
-    found = host(name, rewards, mask, uids)[0][0, 0].item()
+    found = verls_own(name, rewards, mask, uids)[0][0, 0].item()
     assert estimate(mine, rewards, mask, uids, config=config)[0][0, 0].item() == pytest.approx(found, abs=1e-6)
     parity.differs(
         builtins.ESTIMATORS[name].partition(",")[0],
@@ -164,7 +164,7 @@ def test_a_group_of_one_is_0_in_rloo_vectorized():
     mask, uids = torch.ones(1, 2, dtype=torch.long), np.array(["a"], dtype=object)
     rewards = at_last_action(torch.tensor([0.7]), mask)
     mine, config = ours("rloo_vectorized")
-    assert host("rloo_vectorized", rewards, mask, uids)[0].abs().max() == 0
+    assert verls_own("rloo_vectorized", rewards, mask, uids)[0].abs().max() == 0
     assert estimate(mine, rewards, mask, uids, config=config)[0].abs().max() == 0
 
 
@@ -196,7 +196,7 @@ def test_a_reward_on_a_tools_token_belongs_to_the_last_action():
     rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.5]])
     returns = estimate("gv_reinforce_pp", rewards, mask, uids)[1]
     assert_close(returns, torch.tensor([[1.0, 1.0, 0.0], [0.5, 0.5, 0.5]]))
-    assert_close(host("reinforce_plus_plus", rewards, mask, uids)[1][0], torch.zeros(3))
+    assert_close(verls_own("reinforce_plus_plus", rewards, mask, uids)[1][0], torch.zeros(3))
 
 
 def test_process_supervision_from_step_rewards():
@@ -246,8 +246,8 @@ def test_a_mean_over_responses_with_an_advantage_moves_into_the_advantages():
     assert_close(nothing, torch.zeros_like(nothing))
 
 
-def test_kl_in_the_reward_is_taken_off_once_by_the_host():
-    """The host has reduced the rewards already; the estimator's own penalty must not be applied again."""
+def test_kl_in_the_reward_is_taken_off_once_by_verl():
+    """verl has reduced the rewards already; the estimator's own penalty must not be applied again."""
     rewards = at_last_action(OUTCOMES, HOLES)
     free = algorithm(grpo_variants={"options": "kl=none"})
     assert_close(estimate("gv_reinforce_pp", rewards)[0], estimate("gv_reinforce_pp", rewards, config=free)[0])
@@ -274,7 +274,7 @@ def test_equals_the_core_in_float64(name):
 
 
 def test_a_row_without_uid_is_an_error():
-    with pytest.raises(ValueError, match="gv_grpo: verl gave no uid"):
+    with pytest.raises(ValueError, match="gv_grpo: verl gave no uid per response"):
         estimate("gv_grpo", at_last_action(OUTCOMES, HOLES), uids=None)
 
 
@@ -322,9 +322,9 @@ def test_an_infinite_reward_is_reported_once_a_run_and_by_name(reported):
     for _ in range(3):
         estimate("gv_rloo", rewards)
     assert reported() == [
-        "gv_rloo: the reward of row 3 (uid a) is -inf at token 2. What is not finite is missing: such a response has "
-        "advantage 0 and is in no statistic. Let the reward function return a finite number, or NaN for a response "
-        "that it cannot judge. This is said once per run."
+        "gv_rloo: the reward of response 3 (uid a) is -inf at token 2. What is not finite is missing: such a response "
+        "has advantage 0 and is in no statistic. Let the reward function return a finite number, or NaN for a response "
+        "that it cannot judge. This warning comes once per run."
     ]
 
 

@@ -164,10 +164,10 @@ def test_switched_off_or_without_a_variant_nothing_is_added(logger, overrides):
 
 
 def test_an_odd_switch_is_refused():
-    from grpo_variants_verl.run_config import read_run
+    from grpo_variants_verl.run_config import read_run_config
 
     with pytest.raises(ValueError, match=r"algorithm.grpo_variants.health='maybe' is no switch; allowed: True, False"):
-        read_run(composed(*DR_GRPO, "+algorithm.grpo_variants.health=maybe"))
+        read_run_config(composed(*DR_GRPO, "+algorithm.grpo_variants.health=maybe"))
 
 
 def batch(responses, mask=None):

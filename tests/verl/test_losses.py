@@ -81,7 +81,7 @@ def test_equals_the_hosts_own_loss(parity, name, drift, mode, weighted):
     assert found[1].abs().max() > 1e-4
 
 
-def test_the_hosts_metrics_are_not_all_zero():
+def test_verls_metrics_are_not_all_zero():
     """At drift 1 some tokens are clipped, some by the dual clip: the parity test compares something."""
     metrics = run(ours("vanilla", "token-mean"), batch(drift=1.5))[2]
     assert metrics["actor/pg_clipfrac"] > 0.1
@@ -152,7 +152,7 @@ SPLIT = [name for name in RUNNABLE if not gv.get(name).surrogate.whole_batch]
 
 
 def core_loss(name, tensors, counts, weights=None):
-    """The core's own loss and gradient, without the KL term, which the host adds."""
+    """The core's own loss and gradient, without the KL term, which verl adds."""
     logp = tensors["log_prob"].detach().clone().requires_grad_()
     x = gv.Tokens(
         logp=logp,
@@ -216,9 +216,9 @@ def test_several_ranks_without_counts_are_an_error():
         run(actor("gv_dapo", step={"dp_size": 2}), batch())
 
 
-def test_constant_without_a_length_is_an_error_with_the_line_that_mends_it():
-    mend = r"actor_rollout_ref.actor.loss_scale_factor='\$\{data.max_response_length\}'"
-    with pytest.raises(ValueError, match=mend):
+def test_constant_without_a_length_is_an_error_with_the_line_that_fixes_it():
+    fix = r"actor_rollout_ref.actor.loss_scale_factor='\$\{data.max_response_length\}'"
+    with pytest.raises(ValueError, match=fix):
         run(actor("gv_dr_grpo", step={**STEP, "loss_scale_factor": None}), batch())
 
 
@@ -253,7 +253,7 @@ def test_a_clip_field_and_an_option_that_disagree_are_an_error():
         run(config, batch())
 
 
-def test_off_policy_mask_multiplies_the_hosts_weights():
+def test_off_policy_mask_multiplies_verls_weights():
     """V3.2's mask drops rows with A < 0 whose mean old - logp exceeds 0.5: row 0. Row 1 keeps its weights of 0.5."""
     logp = torch.tensor([[-3.0, -3.0], [-2.0, -2.0]], dtype=torch.float64)
     tensors = {
@@ -288,7 +288,7 @@ def test_an_empty_micro_batch_gives_a_loss_of_zero_that_runs_backward():
     assert grad.abs().max() == 0
 
 
-def test_the_host_may_change_the_returned_loss_in_place():
+def test_verl_may_change_the_returned_loss_in_place():
     """ppo_loss subtracts the entropy bonus in place and then runs backward."""
     tensors = batch()
     logp = tensors["log_prob"]

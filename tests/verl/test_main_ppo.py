@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import verl_cpu
-from grpo_variants_verl.run_config import read_run, refusals, reports
+from grpo_variants_verl.run_config import read_run_config, refusals, reports
 from verl_configs import from_command_line
 from verl_cpu.overrides import small_run
 from verl_cpu.run import Runs, metrics, script
@@ -109,7 +109,7 @@ def test_the_configuration_for_a_gpu_is_one_that_verl_takes(spec):
     printed = script("--print", spec, DATA="/data", OUT="/out")
     assert printed.returncode == 0, printed.stdout
     overrides = [line for line in printed.stdout.splitlines() if "=" in line]
-    run = read_run(from_command_line(*overrides))
+    run = read_run_config(from_command_line(*overrides))
     assert list(refusals(run)) == []
     assert [report for report in reports(run) if not report.startswith("clip_ratio_c")] == []
     assert run.get("actor_rollout_ref.model.lora_rank") == 32

@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 from support.parity import words
-from support.verl_stock_loss import batch, equal, host, ours
+from support.verl_stock_loss import batch, equal, ours, verls_own
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 
@@ -69,7 +69,7 @@ def compared(parity, spec, builtin, config, **fields):
     old, mask = tensors["old_log_prob"], tensors["response_mask"]
     weights, kept = corrected(config, old, engine, mask)
     step = {"dp_size": 1, "batch_num_tokens": int(mask.sum()), "global_batch_size": len(mask)}
-    wanted = host("vanilla", {**tensors, "response_mask": kept.bool()}, weights, step=step, **fields)
+    wanted = verls_own("vanilla", {**tensors, "response_mask": kept.bool()}, weights, step=step, **fields)
     found = ours(f"{spec},aggregation=token_mean", tensors, rollout_logp=engine)
     equal(parity, spec, builtin, found, wanted)
     theirs = kept * (1.0 if weights is None else weights)
@@ -109,7 +109,7 @@ def test_a_preset_of_the_bypass_mode_equals_the_host(parity, preset):
     tensors = {**tensors, "log_prob": old} if first else tensors
     step = {"dp_size": 1, "batch_num_tokens": int(mask.sum()), "global_batch_size": len(mask)}
     bypassed = {**tensors, "old_log_prob": engine}
-    wanted = host("bypass_mode", bypassed, step=step, rollout_correction=PRESETS[preset](**given))
+    wanted = verls_own("bypass_mode", bypassed, step=step, rollout_correction=PRESETS[preset](**given))
     found = ours(f"{spec},aggregation=token_mean", tensors, rollout_logp=engine)
     when = "; a batch's first update" if first else ""
     equal(parity, spec, f"rollout_correction preset {words(preset, given)}{when}", found, wanted)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from grpo_variants_verl import builtins
 from support.parity import words
-from support.verl_stock_loss import AGGREGATIONS, actor, batch, equal, host, one, ours
+from support.verl_stock_loss import AGGREGATIONS, actor, batch, equal, one, ours, verls_own
 
 import grpo_variants as gv
 
@@ -55,7 +55,7 @@ def test_loss_and_gradient_equal_the_host(parity, spec, drift, mode):
     tensors = batch(drift)
     found = ours(f"{own(spec)},aggregation={AGGREGATIONS[mode]}", tensors, counts=COUNTS)
     builtin = f"{words(f'loss {loss_mode}', fields)}; every loss_agg_mode with counterpart"
-    equal(parity, own(spec), builtin, found, host(loss_mode, tensors, mode=mode, step=STEP, **fields))
+    equal(parity, own(spec), builtin, found, verls_own(loss_mode, tensors, mode=mode, step=STEP, **fields))
 
 
 # What the card of a run says of verl's own losses is what they compute. geo_mean knows no counts, clip_cov draws.
@@ -67,7 +67,7 @@ def test_what_the_card_says_is_what_the_host_computes(parity, name, drift, mode)
     variant = described(name, mode, **given)
     found = ours(variant, tensors, counts=COUNTS)
     builtin = f"{words(f'loss {name}', given)}; as the card describes it"
-    wanted = host(name, tensors, mode=mode, step=STEP, **given)
+    wanted = verls_own(name, tensors, mode=mode, step=STEP, **given)
     # dppo measures from the bounded log ratio: beyond e^-20 a token may count there that does not here, by as much.
     equal(parity, builtins.LOSSES[name].spec, builtin, found, wanted, atol=1e-7)
 
@@ -92,15 +92,16 @@ def described(name, mode, **fields):
 def test_sapo_equals_the_host(parity, drift, weighted):
     tensors = batch(drift)
     weights = torch.rand(6, 7, dtype=torch.float64) * 2 if weighted else None
-    equal(parity, f"sapo,{OWN}", "loss sapo", ours(f"sapo,{OWN}", tensors, weights), host("sapo", tensors, weights))
+    found, wanted = ours(f"sapo,{OWN}", tensors, weights), verls_own("sapo", tensors, weights)
+    equal(parity, f"sapo,{OWN}", "loss sapo", found, wanted)
     flags, spec = {"tau_pos": 2.0, "tau_neg": 0.5}, f"sapo,{OWN},surrogate.tau_pos=2,surrogate.tau_neg=0.5"
-    found, wanted = ours(spec, tensors, weights), host("sapo", tensors, weights, **flags)
+    found, wanted = ours(spec, tensors, weights), verls_own("sapo", tensors, weights, **flags)
     equal(parity, spec, words("loss sapo", flags), found, wanted)
 
 
 def test_gpg_is_the_score_function_without_a_ratio(parity):
     tensors = batch()
-    found, wanted = ours("reinforce,aggregation=token_mean", tensors), host("gpg", tensors)
+    found, wanted = ours("reinforce,aggregation=token_mean", tensors), verls_own("gpg", tensors)
     equal(parity, "reinforce,aggregation=token_mean", "loss gpg, loss_agg_mode='token-mean'", found, wanted)
 
 
@@ -118,7 +119,7 @@ def test_clip_cov_equals_the_host_for_the_same_draws(parity, fraction, drift, mo
 
     monkeypatch.setattr(torch, "randperm", permutation)
     fields = {"clip_cov_ratio": fraction, "clip_cov_lb": low, "clip_cov_ub": high}
-    wanted = host("clip_cov", tensors, **fields)
+    wanted = verls_own("clip_cov", tensors, **fields)
     assert len(drawn[0]) > 1
     places = torch.arange(mask.numel(), 0, -1).reshape(mask.shape) / mask.numel()
     variant = described("clip_cov", "token-mean", **fields)
@@ -137,7 +138,7 @@ def test_geo_mean_equals_the_host_where_the_micro_batch_is_the_step(parity, drif
     tensors, fields = batch(drift), {"clip_ratio_low": 0.4, "clip_ratio_high": 0.4}
     builtin = f"{words('loss geo_mean', fields)}; the micro-batch is the step"
     spec = f"gmpo,conventions=verl,{FREE}"
-    equal(parity, spec, builtin, ours(spec, tensors), host("geo_mean", tensors, **fields))
+    equal(parity, spec, builtin, ours(spec, tensors), verls_own("geo_mean", tensors, **fields))
     assert described("geo_mean", "token-mean", **fields) == gv.get(spec)
 
 
@@ -149,7 +150,7 @@ def test_geo_mean_in_the_host_ignores_the_steps_counts(parity):
         "loss geo_mean",
         "loss of one response of a step of four, A = 1",
         here=(ours("gmpo", tensors, counts=gv.Counts(tokens=4, sequences=4))[0].item(), -0.25),
-        host=(host("geo_mean", tensors, step=step)[0].item(), -1),
+        host=(verls_own("geo_mean", tensors, step=step)[0].item(), -1),
         cause="a mean over the micro-batch, whatever the step's counts",
     )
 
@@ -163,7 +164,7 @@ def test_geo_mean_in_the_host_pools_rollout_weights(parity):
         "loss geo_mean",
         "loss of two tokens with rollout weights 4 and 1, A = 1",
         here=(ours("gmpo", tensors, weights)[0].item(), -2.5),
-        host=(host("geo_mean", tensors, weights)[0].item(), -2),
+        host=(verls_own("geo_mean", tensors, weights)[0].item(), -2),
         cause="the geometric mean of the weights is taken, too",
     )
 
@@ -171,14 +172,14 @@ def test_geo_mean_in_the_host_pools_rollout_weights(parity):
 def test_dppo_in_the_host_caps_weights_at_3_unless_it_is_told(parity):
     """Ratio e^2 = 7.389 and a probability that rises from 0.0025 to 0.018, A = 1."""
     tensors = one(2.0, 1.0, logp=-4.0)
-    assert host("dppo_tv", tensors, clip_ratio_c=1e9)[1].item() == pytest.approx(-math.exp(2))
+    assert verls_own("dppo_tv", tensors, clip_ratio_c=1e9)[1].item() == pytest.approx(-math.exp(2))
     for name in ("dppo_tv", "dppo_kl"):
         parity.differs(
             name,
             f"loss {name}",
             "gradient at ratio e^2, p from 0.0025 to 0.018, A = 1",
             here=(ours(f"{name},ratio.anchor=old,aggregation=token_mean", tensors)[1].item(), -math.exp(2)),
-            host=(host(name, tensors)[1].item(), -3),
+            host=(verls_own(name, tensors)[1].item(), -3),
             cause="the cap is clip_ratio_c, 3 by default; the paper has none",
         )
 
@@ -191,7 +192,7 @@ def test_dppo_kl_in_the_host_has_a_range_of_0_2_unless_it_is_told(parity):
         "loss dppo_kl",
         "gradient at p from 0.5 to 0.75, A = 1",
         here=(ours("dppo_kl,ratio.anchor=old,aggregation=token_mean", tensors)[1].item(), 0),
-        host=(host("dppo_kl", tensors)[1].item(), -1.5),
+        host=(verls_own("dppo_kl", tensors)[1].item(), -1.5),
         cause="the range is clip_ratio_low and clip_ratio_high, 0.2 by default; the paper's is 0.05",
     )
 
@@ -203,7 +204,7 @@ def test_cispo_in_the_host_weighs_between_0_8_and_1_2_unless_it_is_told(parity):
         "loss cispo",
         "gradient at ratio e^-2, A = 1",
         here=(ours("cispo", tensors)[1].item(), -0.1353352832366127),
-        host=(host("cispo", tensors)[1].item(), -0.8),
+        host=(verls_own("cispo", tensors)[1].item(), -0.8),
         cause="weights lie between 0.8 and 1.2 by default; the paper has no floor",
     )
 
@@ -222,12 +223,12 @@ def test_kl_cov_in_the_host_penalises_by_0_1_unless_it_is_told(parity):
         "loss kl_cov",
         "gradient of the penalised token of two, ratio e^-1, A = 1",
         here=(ours("kl_cov", tensors)[1][0].item(), (-math.exp(-1) - 1.0) / 2),
-        host=(host("kl_cov", tensors)[1][0].item(), (-math.exp(-1) - 0.1) / 2),
+        host=(verls_own("kl_cov", tensors)[1][0].item(), (-math.exp(-1) - 0.1) / 2),
         cause="ppo_kl_coef is 0.1 in the configuration, and 1 in the paper",
     )
 
 
-def test_an_empty_response_counts_in_the_hosts_mean_and_adds_nothing_in_either():
+def test_an_empty_response_counts_in_verls_mean_and_adds_nothing_in_either():
     """verl: 1e-8 in the denominator, so the empty row's ratio is 1, but its advantage 0: the mean is over both rows."""
     tensors = {
         "old_log_prob": torch.zeros(2, 1, dtype=torch.float64) - 1,
@@ -235,5 +236,5 @@ def test_an_empty_response_counts_in_the_hosts_mean_and_adds_nothing_in_either()
         "advantages": torch.tensor([[1.0], [5.0]], dtype=torch.float64),
         "response_mask": torch.tensor([[True], [False]]),
     }
-    assert host("geo_mean", tensors)[0].item() == pytest.approx(-0.5, rel=1e-6)
+    assert verls_own("geo_mean", tensors)[0].item() == pytest.approx(-0.5, rel=1e-6)
     assert ours("gmpo", tensors)[0].item() == pytest.approx(-0.5)

@@ -27,7 +27,7 @@ def at_end(rewards, mask=MASK):
     return placed
 
 
-def host(name, rewards=OUTCOMES, config=None, **inputs):
+def verls_own(name, rewards=OUTCOMES, config=None, **inputs):
     estimator = core_algos.get_adv_estimator_fn(name)
     return estimator(
         token_level_rewards=at_end(rewards),
@@ -78,7 +78,7 @@ def test_best_of_k_is_divided_by_the_deviation_in_the_host(parity):
 
 
 @pytest.mark.parametrize(
-    ("rewards", "what", "in_host", "here"),
+    ("rewards", "what", "in_verl", "here"),
     [
         # Four of eight in the mixed group; every reward counts as not 0 in verl, so that nothing is raised.
         ([1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0, 1.0], "rewards of 1 and -1", 1.0, 8 / 3),
@@ -86,7 +86,7 @@ def test_best_of_k_is_divided_by_the_deviation_in_the_host(parity):
         ([1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], "rewards of 1 and 0", 4.0, 8 / 3),
     ],
 )
-def test_gpg_raises_by_another_number(parity, rewards, what, in_host, here):
+def test_gpg_raises_by_another_number(parity, rewards, what, in_verl, here):
     """The authors raise by all responses over those whose group has a signal, here the three of group b."""
     rewards = torch.tensor(rewards)
     centred = (rewards[0] - rewards[[0, 2, 4]].mean()).item()
@@ -95,7 +95,7 @@ def test_gpg_raises_by_another_number(parity, rewards, what, in_host, here):
         "estimator gpg",
         f"advantage over the centred reward, {what}, three of eight in a group with a signal",
         here=(gv.advantages("gpg", rewards, UIDS.tolist())[0].item() / centred, here),
-        host=(host("gpg", rewards)[0, 0].item() / centred, in_host),
+        host=(verls_own("gpg", rewards)[0, 0].item() / centred, in_verl),
         cause="it counts rewards that are not 0, the authors' code responses whose group has a signal",
     )
 
@@ -120,7 +120,7 @@ def test_gdpo_equals_the_host(parity, weights):
     prompts = torch.ones(8, 3, dtype=torch.long)
     batch = {"prompts": prompts, "attention_mask": torch.cat([prompts, MASK.long()], 1)}
     columns = {name: SEVERAL[:, k].numpy() for k, name in enumerate(("exact", "format"))}
-    wanted = host("gdpo", SEVERAL.sum(1), config, non_tensor_batch=columns, batch=batch)
+    wanted = verls_own("gdpo", SEVERAL.sum(1), config, non_tensor_batch=columns, batch=batch)
     found = gv.advantages(
         gv.get("gdpo,conventions=verl"), SEVERAL, UIDS.tolist(), lengths=MASK.sum(1), reward_weights=weights
     )
@@ -135,7 +135,7 @@ def test_gdpo_equals_the_host(parity, weights):
 @pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
 @pytest.mark.parametrize("token_rewards", [False, True])
 def test_the_optimal_token_baseline_equals_the_host(parity, name, token_rewards):
-    """Without holes in the mask the two estimators of the host are one."""
+    """Without holes in the mask the two estimators of verl are one."""
     torch.manual_seed(0)
     rewards = torch.randn(MASK.shape) * MASK if token_rewards else at_end(OUTCOMES)
     old, squares = -torch.rand(MASK.shape) - 0.1, torch.rand(MASK.shape)
@@ -212,8 +212,7 @@ def test_with_extend_host_rewards_may_depend_on_old_log_probabilities():
     assert list(advantage_refusals(gv.get("unlikeliness"), ("old_logp",))) == []
     (found,) = advantage_refusals(gv.get("unlikeliness"))
     assert found.sentence(lambda key: None).endswith(
-        "transform=unlikeliness needs old_logp=; pass it to gv.advantages (or gv.Rollouts). "
-        "Fix: ++algorithm.grpo_variants.extend_host=True trainer.use_v1=False"
+        "transform=unlikeliness needs old_logp=. Fix: ++algorithm.grpo_variants.extend_host=True trainer.use_v1=False"
     )
 
 

@@ -62,7 +62,7 @@ def test_verls_trainer_filters_by_the_variants_metric(spec, metric):
 
 
 def test_verl_ignores_a_bound_on_rounds(caplog):
-    """Why filter.max_rounds is refused: the host says itself that the field has no effect."""
+    """Why filter.max_rounds is refused: verl says itself that the field has no effect."""
     config = settled("dapo", "algorithm.filter_groups.max_num_gen_batches=3")
     PPOTrainer._resolve_filter_groups_metric(SimpleNamespace(config=config))
     assert "max_num_gen_batches=3 is ignored by the built-in V1 ReplayBuffer" in caplog.text
@@ -89,10 +89,10 @@ def test_verls_rollout_correction_gives_the_variants_weights(correction):
     weights, left, _ = compute_rollout_correction_and_rejection_mask(
         old_log_prob=old, rollout_log_prob=engine, response_mask=mask.float(), **{n: getattr(asked, n) for n in names}
     )
-    host = left if weights is None else weights.batch["rollout_is_weights"] * left
+    theirs = left if weights is None else weights.batch["rollout_is_weights"] * left
     x = gv.Tokens(logp=old, mask=mask, advantages=torch.ones(6), old_logp=old, rollout_logp=engine)
     own = gv.correction_weights(variant, x)
-    torch.testing.assert_close(host, own, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(theirs, own, rtol=1e-4, atol=1e-6)
     assert len(own[mask].unique()) > 1
 
 

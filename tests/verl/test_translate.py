@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 
 import pytest
-from grpo_variants_verl.run_config import read_run, refusals, reports
+from grpo_variants_verl.run_config import read_run_config, refusals, reports
 from verl_configs import from_command_line
 
 import grpo_variants as gv
@@ -52,7 +52,7 @@ SPECS = [
 def pair(request):
     """A variant, and the run that its overrides configure."""
     variant = gv.get(request.param)
-    return variant, read_run(from_command_line(*words.overrides(run_settings(variant))))
+    return variant, read_run_config(from_command_line(*words.overrides(run_settings(variant))))
 
 
 def test_both_ends_have_the_variants_parts(pair):
@@ -71,7 +71,7 @@ def unbounded(rule):
     return replace(rule, max_rounds=None) if isinstance(rule, ZeroVariance) else rule
 
 
-def test_the_hosts_settings_say_what_the_variant_says(pair):
+def test_verls_settings_say_what_the_variant_says(pair):
     variant, run = pair
     has = words.read_kl_in_loss(run.get) or words.read_kl_in_reward(run.get)
     assert words.same_kl(has, variant.kl)
@@ -101,7 +101,7 @@ def test_nothing_is_refused_and_only_what_verl_lacks_is_reported(pair):
 
 def test_prompt_mean_is_a_pair():
     variant = gv.get("dapo,aggregation=prompt_mean")
-    run = read_run(from_command_line(*words.overrides(run_settings(variant))))
+    run = read_run_config(from_command_line(*words.overrides(run_settings(variant))))
     assert run.estimator.variant.aggregation == variant.aggregation
     assert run.loss.variant.aggregation == gv.get("dapo").aggregation
     assert list(refusals(run)) == []
@@ -109,14 +109,14 @@ def test_prompt_mean_is_a_pair():
 
 def test_delta_l_is_a_pair():
     variant = gv.get("delta_l,aggregation.alpha=1,aggregation.length=512")
-    run = read_run(from_command_line(*words.overrides(run_settings(variant))))
+    run = read_run_config(from_command_line(*words.overrides(run_settings(variant))))
     assert run.estimator.variant.aggregation == variant.aggregation
     assert run.loss.variant.aggregation == gv.get("dr_grpo,aggregation.length=512").aggregation
     assert list(refusals(run)) == []
 
 
 def test_remax_uses_verls_own_estimator():
-    run = read_run(from_command_line(*words.overrides(run_settings(gv.get("remax")))))
+    run = read_run_config(from_command_line(*words.overrides(run_settings(gv.get("remax")))))
     assert (run.own_estimator, run.get("trainer.use_v1")) == ("remax", False)
     assert run.loss.variant.surrogate == gv.get("remax").surrogate
     assert list(refusals(run)) == []

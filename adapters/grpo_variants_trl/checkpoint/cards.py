@@ -11,8 +11,8 @@ from grpo_variants.card import Card
 from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.variant import Variant
 from grpo_variants_trl.config.flags import Choice
-from grpo_variants_trl.rollout.sampling_params import decoding_note
-from grpo_variants_trl.step.step_counts import has_entropy_bonus, needs_whole_window, spans_generations
+from grpo_variants_trl.rollout.sampling_params import sampling_note
+from grpo_variants_trl.step.step_counts import has_entropy_bonus, needs_whole_step, spans_generations
 
 _ADAPTIVE_ENTROPY = (
     "use_adaptive_entropy",
@@ -26,7 +26,7 @@ _ADAPTIVE_ENTROPY = (
 def make_card(choice: Choice, args: GRPOConfig, functions: int, *, engine: bool = True) -> Card:
     """The card of a variant under a TRL config with some reward functions.
 
-    engine: False where a rollout_func samples as it likes.
+    engine: False where a rollout_func does the sampling.
     """
     return Card(
         variant=choice.variant,
@@ -38,7 +38,7 @@ def make_card(choice: Choice, args: GRPOConfig, functions: int, *, engine: bool 
 
 
 def _effective(choice: Choice, args: GRPOConfig) -> dict[str, Any]:
-    """What the host adds to the objective."""
+    """What TRL adds to the objective."""
     flags = [name for name in ("entropy_coef", "router_aux_loss_coef", "reward_weights") if getattr(args, name)]
     if _reads_length(choice.variant):
         flags.insert(0, "max_completion_length")
@@ -56,11 +56,11 @@ def _reads_length(variant: Variant) -> bool:
 
 def _is_approximate(choice: Choice, args: GRPOConfig) -> bool:
     spans = spans_generations(args.gradient_accumulation_steps, args.steps_per_generation, args.num_iterations)
-    return spans and needs_whole_window(choice.variant, entropy_bonus=has_entropy_bonus(args))
+    return spans and needs_whole_step(choice.variant, entropy_bonus=has_entropy_bonus(args))
 
 
 def _doubts(variant: Variant, size: int, functions: int) -> list[str]:
-    """What the size of the groups and the number of reward functions make of a variant."""
+    """Doubts about a variant with groups of this size and this number of reward functions."""
     notes = [f"{doubt.text} Set num_generations={doubt.draw}." for doubt in variant.doubts(size)]
     alone = variant.credit.doubt_of(functions)
     return notes if alone is None else [*notes, alone]
@@ -72,7 +72,7 @@ def _notes(choice: Choice, args: GRPOConfig, engine: bool) -> list[str]:
         notes.append(_filter_note(choice.variant.filter))
     if _is_approximate(choice, args):
         notes.append("Token counts of an optimizer step that spans two generations follow TRL's rule, not exactly.")
-    drawn = decoding_note(choice.variant, args) if engine else None
+    drawn = sampling_note(choice.variant, args) if engine else None
     if drawn is not None:
         notes.append(drawn)
     return notes
@@ -91,7 +91,7 @@ def _filter_note(rule: ZeroVariance) -> str:
 
 
 class Opening(TrainerCallback):
-    """Say what is about to be trained, when training starts."""
+    """Prints what is about to be trained, when training starts."""
 
     def __init__(self, *lines: str) -> None:
         """Keep the lines to print."""
@@ -104,7 +104,7 @@ class Opening(TrainerCallback):
 
 
 class CardWriter(TrainerCallback):
-    """Write the card beside the output when training starts, and again at its end with what was changed."""
+    """Writes the card beside the output when training starts, and again at its end with what was changed."""
 
     def __init__(self, trainer: Any) -> None:
         """Bind the trainer whose card it is."""

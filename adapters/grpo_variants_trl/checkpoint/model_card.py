@@ -1,4 +1,4 @@
-"""The model card that TRL and PEFT write: it cites the variant's paper, and has the base model's name for its path."""
+"""The model card that TRL and PEFT write: it cites the variant's paper and names the base model, not its path."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Iterative GRPO's moving reference: every N steps it becomes the policy, for full models and for adapters.
+"""Iterative GRPO's moving reference: every N optimizer steps it becomes the policy, for full models and for adapters.
 
-The reset happens in front of the rollouts that follow the N-th step, so that all log-probabilities of a generation
-are of one reference, and the first of them are the policy's own: a KL of 0.
+The reset happens before the rollouts that follow the N-th optimizer step. So all log-probabilities of a generation come
+from one reference, and the first ones are the policy's own: a KL of 0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check_reset(args: GRPOConfig, variant: Variant | None) -> None:
         fits = [n for n in range(1, every + generation + 1) if n * accumulation % generation == 0]
         nearest = [n for n in fits if n < every][-1:] + [n for n in fits if n > every][:1]
         raise ValueError(
-            f"{where} falls between two steps that one generation feeds, whose reference log-probabilities are known "
+            f"{where} falls between two optimizer steps of one generation, whose reference log-probabilities are known "
             f"already. Set {' or '.join(f'reset_reference_every={n}' for n in nearest)}."
         )
 
@@ -66,7 +66,7 @@ class MovingReference:
             add_twin(trainer.model, "reset_reference_every")
 
     def follow(self) -> None:
-        """Reset the reference if a multiple of N steps is done since it last was; call it before each generation."""
+        """Reset the reference where N optimizer steps are done; call it before each generation."""
         done = self.trainer.state.global_step
         if done == 0:  # a run that starts anew
             self.step = 0
@@ -88,14 +88,14 @@ class MovingReference:
         for reference, policy in self.pairs():
             reference.copy_(policy)
 
-    # Checkpoints. An adapter's twin is saved and loaded by the host like any other adapter.
+    # Checkpoints. TRL saves and loads an adapter's twin like any other adapter.
 
     def state(self) -> dict[str, int]:
         """When it last moved, and how often it has."""
         return {"step": self.step, "resets": self.resets}
 
     def save(self, folder: Path) -> None:
-        """Write the parameters that the host does not keep."""
+        """Write the parameters that TRL does not keep."""
         if self.trainer.ref_model is not None and self.resets:
             model = self.trainer.accelerator.unwrap_model(self.trainer.ref_model)
             with replacing(folder / REFERENCE_FILE) as handle:
@@ -121,7 +121,7 @@ class MovingReference:
 def _save(weights: dict[str, Tensor], handle: IO[bytes]) -> None:
     try:
         torch.save(weights, handle)
-    except RuntimeError as error:  # what torch makes of a disk that is full
+    except RuntimeError as error:  # torch's error for a full disk
         raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 

@@ -28,7 +28,7 @@ def splits_weights(config: Any) -> bool:
 
 @contextmanager
 def plain_init(model: Any) -> Iterator[None]:
-    """Let adapters that are made from the config of a model's own adapter inside the block start plainly."""
+    """Inside the block, adapters made from the config of a model's own adapter have a plain initialisation."""
     config = getattr(model, "peft_config", {}).get(POLICY)
     if config is None or not splits_weights(config):
         yield
@@ -47,31 +47,31 @@ def keep_start(trainer: Any) -> None:
         add_twin(trainer.model, "the KL term")
 
 
-def add_twin(model: Any, wanted_by: str) -> None:
+def add_twin(model: Any, needed_by: str) -> None:
     """Give a model's adapter its frozen twin.
 
-    Raises ValueError, with who wants it, for adapters that cannot have one.
+    Raises ValueError, with what needs it, for adapters that cannot have one.
     """
     config = model.peft_config[POLICY]
     if config.is_prompt_learning or getattr(config, "bias", "none") != "none":
-        raise ValueError(_refusal(wanted_by, f"{type(config).__name__}(bias={getattr(config, 'bias', 'none')!r})"))
+        raise ValueError(_refusal(needed_by, f"{type(config).__name__}(bias={getattr(config, 'bias', 'none')!r})"))
     before = _fingerprint(model)
-    with torch.random.fork_rng():  # its weights are overwritten; the run shall sample as it does without it
+    with torch.random.fork_rng():  # its weights are overwritten; the run samples as it does without a twin
         try:
             with plain_init(model):
                 model.add_adapter(REFERENCE, copy.copy(config))
         except (ValueError, TypeError, NotImplementedError) as error:
-            raise ValueError(_refusal(wanted_by, type(config).__name__)) from error
+            raise ValueError(_refusal(needed_by, type(config).__name__)) from error
     model.set_adapter(POLICY)
     if _fingerprint(model) != before:
         kind = f"{type(config).__name__}, which changes the model's own weights when it is made,"
-        raise ValueError(_refusal(wanted_by, kind))
+        raise ValueError(_refusal(needed_by, kind))
     copy_policy(model)
 
 
-def _refusal(wanted_by: str, kind: str) -> str:
+def _refusal(needed_by: str, kind: str) -> str:
     return (
-        f"{wanted_by} needs a second adapter as the reference, which {kind} does not allow. Use an adapter of weights "
+        f"{needed_by} needs a second adapter as the reference, which {kind} does not allow. Use an adapter of weights "
         "without biases, such as LoRA with bias='none'."
     )
 

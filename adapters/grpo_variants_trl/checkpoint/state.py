@@ -1,4 +1,4 @@
-"""What a resumed run needs beyond TRL's own checkpoint: written in front of it, checked when it is read."""
+"""What a resumed run needs beyond TRL's own checkpoint: written before it, checked when it is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers.trainer_utils import has_length
 from grpo_variants.files import FileError, read_json, write_json
 
 STATE_FILE = "grpo_variants_state.json"
-# By the names in the file: what a run goes on with.
+# The entries of the file that a run continues from, and what they are.
 _MEANING = {
     "memory": "what was remembered of the prompts",
     "prompts_drawn": "the place in the data set from which groups are drawn again",
@@ -37,11 +37,11 @@ def _state(trainer: Any) -> dict[str, Any]:
     kept: dict[str, Any] = {"optimizer_step": trainer.state.global_step}
     if trainer.memory is not None:
         kept["memory"] = trainer.memory.state_dict()
-    if trainer._refill is not None:
-        kept["prompts_drawn"] = trainer._refill.stream.drawn
+    if trainer._dynamic_sampling is not None:
+        kept["prompts_drawn"] = trainer._dynamic_sampling.stream.drawn
     if trainer._reference is not None:
         kept["reference"] = trainer._reference.state()
-    if trainer.use_adaptive_entropy:  # TRL writes it behind its checkpoint, which may be too late
+    if trainer.use_adaptive_entropy:  # TRL writes it after its checkpoint, which may be too late
         seen = trainer._last_world_entropy
         kept["entropy_control"] = {
             "coefficient": trainer.entropy_coef,
@@ -51,7 +51,7 @@ def _state(trainer: Any) -> dict[str, Any]:
 
 
 def load_state(trainer: Any, folder: Path) -> None:
-    """Go on from a checkpoint's state; raises FileError where it is damaged, or lacks what the variant goes on with."""
+    """Continue from a checkpoint's state; raises FileError where it is damaged, or lacks what the variant needs."""
     path, needed = folder / STATE_FILE, [name for name in _MEANING if name in _state(trainer)]
     loss_type = trainer.args.loss_type
     if not path.exists():
@@ -69,7 +69,7 @@ def load_state(trainer: Any, folder: Path) -> None:
         raise FileError(f"{path} does not hold {_named(missing)}: {remedy}.")
     try:
         _check_step(kept, trainer.state.global_step)
-        _take_up(trainer, kept)
+        _restore(trainer, kept)
     except ValueError as error:
         raise FileError(f"{path} cannot be used ({error}): {remedy}.") from error
     if trainer._reference is not None:
@@ -87,11 +87,11 @@ def _check_step(kept: dict[str, Any], done: int) -> None:
         raise ValueError(f"optimizer_step={step!r}, and trainer_state.json has {done}")
 
 
-def _take_up(trainer: Any, kept: dict[str, Any]) -> None:
+def _restore(trainer: Any, kept: dict[str, Any]) -> None:
     if trainer.memory is not None:
         trainer.memory.load_state_dict(kept["memory"])
-    if trainer._refill is not None:
-        trainer._refill.stream.seek(_count(kept, "prompts_drawn"))
+    if trainer._dynamic_sampling is not None:
+        trainer._dynamic_sampling.stream.seek(_count(kept, "prompts_drawn"))
     if trainer._reference is not None:
         moved = _object(kept, "reference")
         trainer._reference.step, trainer._reference.resets = _count(moved, "step"), _count(moved, "resets")
@@ -134,7 +134,7 @@ class MicroBatchCounter(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count what is done when a run starts or goes on."""
+        """Set the counter when a run starts or is resumed."""
         data = kwargs.get("train_dataloader")
         in_epoch = len(data) if has_length(data) else None
         self.trainer._step = micro_batches_done(
@@ -143,10 +143,10 @@ class MicroBatchCounter(TrainerCallback):
 
 
 def micro_batches_done(steps: int, accumulation: int, in_epoch: int | None, *, skips: bool = True) -> int:
-    """Micro-batches behind `steps` optimizer steps, as transformers skips them when it resumes.
+    """Micro-batches of `steps` optimizer steps, as transformers skips them when it resumes.
 
     in_epoch: micro-batches of an epoch, whose last step may have fewer than `accumulation`; None for a stream. skips:
-    whether the data goes on within the epoch; otherwise the epoch starts anew.
+    whether the data continues within the epoch; otherwise the epoch starts anew.
     """
     if in_epoch is None:
         return steps * accumulation if skips else 0

@@ -1,4 +1,4 @@
-"""TRL's own loss types in the words of a variant: which objective runs, and how it differs from the paper's."""
+"""TRL's own loss types as variants: which objective runs, and how it differs from the paper's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def described(config: GRPOConfig) -> Variant:
 
 
 def opening(config: GRPOConfig) -> str:
-    """One line for the start of a run with a built-in loss type: what it is, and what the paper's differs in."""
+    """One line for the start of a run with a built-in loss type: what it is, and where the paper's differs."""
     word = config.loss_type
     default = ", which is TRL's default" if word == GRPOConfig.loss_type else ""
     whose = f"objective: TRL's own loss_type={word!r}{default}"

@@ -29,7 +29,7 @@ class Choice:
 
 
 def choose(loss_type: str, given: Mapping[str, Any]) -> Choice:
-    """The variant of a `gv_` loss type with the given native flags applied.
+    """The variant of a `gv_` loss type with the given TRL flags applied.
 
     Raises ValueError for an unknown spec, for a flag that has no effect on the variant, and where a flag and the spec
     string disagree.
@@ -83,13 +83,13 @@ TRL_DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in fields(GRPOConfig)
 
 
 def changed_flags(config: GRPOConfig) -> dict[str, Any]:
-    """The flags of a plain GRPOConfig that are not at TRL's default: there an explicit default cannot be told apart."""
+    """The flags of a plain GRPOConfig that are not at TRL's default; an explicit default looks like an unset flag."""
     return {name: getattr(config, name) for name in FLAGS if getattr(config, name) != TRL_DEFAULTS[name]}
 
 
-def native_values(variant: Variant) -> dict[str, Any]:
-    """What TRL's flags say of a variant: its own values where it has what the flag sets, TRL's default elsewhere.
+def trl_values(variant: Variant) -> dict[str, Any]:
+    """TRL's flags for a variant: its own values where it has what the flag sets, TRL's default elsewhere.
 
-    TRL's code builds the reference, masks and logs by these, and callbacks read and move them.
+    TRL's code builds the reference, masks and logs by these, and callbacks read and change them.
     """
     return TRL_DEFAULTS | flag_values(variant)

@@ -20,10 +20,10 @@ from grpo_variants_trl.config.flags import (
     Choice,
     changed_flags,
     choose,
-    native_values,
+    trl_values,
 )
 
-# What GRPOTrainer of TRL 1.16 computes itself; any other word would fail in its first backward pass only.
+# What TRL 1.16's GRPOTrainer computes itself; it would fail on any other word, but only in its first loss.
 BUILT_IN = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
 _HELP = {f.name: f.metadata.get("help", "") for f in fields(GRPOConfig)}
 
@@ -79,9 +79,9 @@ class VariantGRPOConfig(GRPOConfig):
 
     skip_zero_gradient_rows: whether responses of advantage 0 are left out of the model's forward, which leaves the
     gradient as it is. Unset: where that is exact; True: refused where it is not; False: every response is scored, in
-    the micro-batches that TRL makes.
-    approximate_windows: count tokens by TRL's rule where an optimizer step's window spans two generations and an exact
-    count is not known; without it such a setting is refused for the variants that need the count.
+    TRL's own micro-batches.
+    approximate_windows: count tokens by TRL's rule where an optimizer step spans two generations and an exact count is
+    not known; without it such a setting is refused for the variants that need the count.
     reset_reference_every: iterative GRPO: after every so many optimizer steps the reference becomes the policy.
     health_check: warn where a step learns nothing, with the cause and what to set; on unless it is False.
     print_card: print every value of the objective at the start, in place of the few lines that name what was changed.
@@ -138,7 +138,7 @@ class VariantGRPOConfig(GRPOConfig):
         set_here = {name: getattr(self, name) for name in _FILLED if not _is_unset(getattr(self, name), name)}
         given = {name: value for name, value in set_here.items() if name in FLAGS}
         self.choice: Choice | None = choose(self.loss_type, given) if is_prefixed(self.loss_type) else None
-        values = TRL_DEFAULTS | given if self.choice is None else native_values(self.choice.variant)
+        values = TRL_DEFAULTS | given if self.choice is None else trl_values(self.choice.variant)
         for name, value in values.items():
             setattr(self, name, value)
         self.resolved_loss_type = self.loss_type
@@ -161,14 +161,14 @@ class VariantGRPOConfig(GRPOConfig):
         self.as_given = {"given": set_here, "filled": {name: getattr(self, name) for name in _FILLED}}
 
     def _take_back(self) -> None:
-        """Undo what another config filled in, where this one is made from its values and they were not changed."""
+        """Unset what another config filled in, where this one is made from its values and they were not changed."""
         record = self.as_given or {"filled": {}}
         for name, filled in record["filled"].items():
             if getattr(self, name) == filled:
                 setattr(self, name, record["given"].get(name, _UNSET.get(name)))
 
     def _check_words(self) -> None:
-        """Raise ValueError for a loss type that nobody knows, and for a part of a response."""
+        """Raise ValueError for an unknown loss type, and for a number of responses that is not whole."""
         check_loss_type(self.loss_type)
         if is_prefixed(self.loss_type) and type(self.num_generations) is not int:
             raise ValueError(
@@ -217,7 +217,7 @@ def choice_of(config: GRPOConfig) -> Choice | None:
 
     A plain GRPOConfig is read by what differs from TRL's defaults; its KL coefficient must be the variant's, since the
     trainer builds the reference from it.
-    Raises ValueError for a loss type that nobody knows, and for a flag that was changed after the variant was resolved:
+    Raises ValueError for an unknown loss type, and for a flag that was changed after the variant was resolved:
     it would have no effect.
     """
     if not hasattr(config, "choice"):
@@ -236,7 +236,7 @@ def choice_of(config: GRPOConfig) -> Choice | None:
 
 def _choice_of_plain(config: GRPOConfig) -> Choice:
     choice = choose(config.loss_type, changed_flags(config))
-    wanted = native_values(choice.variant)
+    wanted = trl_values(choice.variant)
     if config.beta != wanted["beta"]:
         raise ValueError(
             f"loss_type={config.loss_type!r} has kl.beta={wanted['beta']:g}, but GRPOConfig has beta={config.beta:g}, "
@@ -249,7 +249,7 @@ def _choice_of_plain(config: GRPOConfig) -> Choice:
 
 
 def _check_untouched(config: GRPOConfig, choice: Choice) -> None:
-    for name, value in native_values(choice.variant).items():
+    for name, value in trl_values(choice.variant).items():
         if getattr(config, name) != value:
             raise ValueError(
                 f"{name} was set to {getattr(config, name)!r} after the config was made, where it cannot tune "

@@ -1,7 +1,7 @@
-"""What callbacks set on a trainer while it runs: honoured where TRL reads it live, refused by name elsewhere.
+"""What callbacks set on a trainer during a run: applied where TRL reads it live, refused by name elsewhere.
 
-TRL reads some settings at each batch or loss, from attributes of its trainer and from its configuration. A change of
-one holds from the next optimizer step on; one of the rollouts from the next generation on, as in TRL.
+TRL reads some settings at each batch or loss, from attributes of its trainer and from its configuration. A change
+holds from the next optimizer step on. A change of a rollout's setting holds from the next generation on, as in TRL.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _ATTRIBUTES = {
     for flag in FLAGS
     if flag not in _READ_FROM_CONFIG and flag != "vllm_importance_sampling_cap"
 }
-# Flags that rollouts are made by.
+# Flags that are read while responses are sampled and scored.
 _OF_ROLLOUTS = (
     "scale_rewards",
     "multi_objective_aggregation",
     "mask_truncated_completions",
     *(flag for flag in _ATTRIBUTES if flag.startswith("vllm_")),
 )
-# What is read live and is no part of a variant, on the trainer and in its configuration.
+# What TRL reads live that does not belong to a variant, on the trainer and in its configuration.
 _BESIDE = ("reward_weights", "router_aux_loss_coef", "max_completion_length", "entropy_coef")
 _ENTROPY_CONTROL = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
-# What the trainer is built around.
+# What cannot change after the trainer is made.
 _FIXED = ("loss_type", "num_generations", "num_iterations")
 
 
 class LiveSettings:
-    """Follows the settings of one trainer, and writes down on its card what was changed and when."""
+    """Follows the settings of one trainer, and records on its card what was changed and when."""
 
     def __init__(self, trainer: Any, given: Mapping[str, Any]) -> None:
         """Bind the trainer as it was made; given: what its constructor was given, by name."""
@@ -56,9 +56,9 @@ class LiveSettings:
         self._config = {flag: getattr(trainer.args, flag) for flag in _ATTRIBUTES}
 
     def follow(self, *, sampling: bool) -> None:
-        """Take up what has changed; call it in front of each generation (sampling) and of each optimizer step.
+        """Apply what has changed; call it before each generation (sampling) and before each optimizer step.
 
-        Raises ValueError for a change that cannot be honoured, with the name and the value.
+        Raises ValueError for a change that cannot be applied, with the name and the value.
         """
         self._check_fixed()
         self._follow_beside()
@@ -78,7 +78,7 @@ class LiveSettings:
         self._flags = now
 
     def _variant(self, now: Mapping[str, Any]) -> Variant:
-        """The variant that the run started with, tuned by what is set otherwise now."""
+        """The variant that the run started with, tuned by what has been set since."""
         variant = self._base
         for flag in FLAGS:
             if now.get(flag) != self._start.get(flag):
@@ -92,22 +92,22 @@ class LiveSettings:
         return variant
 
     def _choose(self, variant: Variant, moved: Mapping[str, Any]) -> None:
-        """Let the trainer train another variant, and write down what differs."""
+        """Let the trainer train another variant, and record what differs."""
         trainer, before = self.trainer, self.trainer.variant
         choice = Choice(variant, trainer._choice.origins)
         check_host(choice, trainer.args, self.given)
         trainer._choice = choice
-        if _pulls(before) != _pulls(variant):
+        if _what_is_scored(before) != _what_is_scored(variant):
             asked = getattr(trainer.args, "skip_zero_gradient_rows", None)
             trainer._packing, trainer._packing_text = choose_packing(trainer, asked)
         old, new = resolved_values(before), resolved_values(variant)
-        told = {key for flag in moved for key in FLAG_KEYS.get(flag, ())}
+        named = {key for flag in moved for key in FLAG_KEYS.get(flag, ())}
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        # Fields that come and go with a part are not told one by one.
-        self._record({key: (old.get(key), new.get(key)) for key in keys if key in told or (key in old and key in new)})
+        # Fields that come and go with a part are not listed one by one.
+        self._record({key: (old.get(key), new.get(key)) for key in keys if key in named or (key in old and key in new)})
 
     def _check_fixed(self) -> None:
-        """Raise ValueError for a change that nothing would read, or that the run is built around."""
+        """Raise ValueError for a change that nothing would read, or that needs a new trainer."""
         for flag, value in self._config.items():
             found = getattr(self.trainer.args, flag)
             if found != value:
@@ -124,7 +124,7 @@ class LiveSettings:
                 )
 
     def _follow_beside(self) -> None:
-        """Write down what the trainer reads live by itself; raise ValueError for what has no effect or no meaning."""
+        """Record what TRL reads live by itself; raise ValueError for what has no effect or no meaning."""
         now, trainer = _beside(self.trainer), self.trainer
         moved = {name: (self._beside[name], value) for name, value in now.items() if value != self._beside[name]}
         enabled = {"entropy_coef": trainer._entropy_bonus_enabled, "router_aux_loss_coef": trainer.aux_loss_enabled}
@@ -165,7 +165,7 @@ def _beside(trainer: Any) -> dict[str, Any]:
     own = {name: _plain(getattr(trainer, name)) for name in _BESIDE}
     if not trainer.use_adaptive_entropy:
         return own
-    del own["entropy_coef"]  # the controller moves it in every step
+    del own["entropy_coef"]  # the controller moves it in every optimizer step
     return own | {name: _plain(getattr(trainer.args, name)) for name in _ENTROPY_CONTROL}
 
 
@@ -180,7 +180,7 @@ def _has_reference(trainer: Any) -> bool:
     return trainer.ref_model is not None or REFERENCE in adapters or off
 
 
-def _pulls(variant: Variant) -> tuple[bool, ...]:
+def _what_is_scored(variant: Variant) -> tuple[bool, ...]:
     """What decides which responses are scored, and in which micro-batch."""
     plain = replace(variant, kl=None)
     whole = variant.surrogate.whole_batch or variant.tokens.whole_batch

@@ -1,9 +1,9 @@
-"""What the TRL host cannot do for a variant: refused by name when the trainer is made, never at step 1."""
+"""What TRL cannot do for a variant: refused by name when the trainer is made, before its first optimizer step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,21 +11,22 @@ from trl import GRPOConfig
 
 from grpo_variants.axes import choice_name
 from grpo_variants.rollout.steps import check_columns
+from grpo_variants.tensors.checks import unknown
 from grpo_variants.trainers.trl.limits import trl_refusals
 from grpo_variants.variant import Variant
 from grpo_variants_trl.config.flags import Choice
-from grpo_variants_trl.rollout.eos import ending_refusals
-from grpo_variants_trl.rollout.sampling_params import decoding_refusals
+from grpo_variants_trl.rollout.eos import eos_refusals
+from grpo_variants_trl.rollout.sampling_params import sampling_refusals
 from grpo_variants_trl.step.step_counts import (
     has_entropy_bonus,
     may_be_approximate,
-    needs_whole_window,
+    needs_whole_step,
     spans_generations,
 )
 
 
 def check_host(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> None:
-    """Raise ValueError for what the host cannot honour, with what to do instead.
+    """Raise ValueError for what TRL cannot do for a variant, with what to set instead.
 
     given: the trainer's other arguments by name, as far as they are known.
     """
@@ -33,21 +34,29 @@ def check_host(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> No
         raise ValueError(f"loss_type={args.loss_type!r} cannot be honoured by TRL: {reason}")
 
 
+def check_filter_metric(variant: Variant, reward_functions: Sequence[str]) -> None:
+    """Raise ValueError for a group filter by a reward function that does not exist; TRL names them when it is made."""
+    metric = variant.filter.metric
+    if metric is not None and metric not in reward_functions:
+        known = [*reward_functions, "none"]
+        raise ValueError(unknown(f"filter.metric={metric!r} is no reward function", metric, known))
+
+
 def _reasons(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong, what the config says first and what the model says last."""
+    """Every reason; those that follow from the config alone come first."""
     variant = choice.variant
     yield from _inputs(variant, args, given)
     yield from _columns(variant, given)
-    yield from decoding_refusals(variant, args, given)
-    yield from ending_refusals(variant, args, given)
+    yield from sampling_refusals(variant, args, given)
+    yield from eos_refusals(variant, args, given)
     yield from _lengths(variant, args)
-    yield from _window(variant, args)
-    yield from _refill(variant, args, given)
+    yield from _spanning_step(variant, args)
+    yield from _dynamic_sampling(variant, args, given)
     yield from _reference(variant, given)
 
 
 def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> list[str]:
-    reasons = [*_step_models(variant, given), *trl_refusals(variant)]
+    reasons = [*_reward_models(variant, given), *trl_refusals(variant)]
     if args.num_generations == 1 and variant.compares_group:
         reasons.append("it compares the responses of a prompt, and num_generations=1 leaves none. Set it to 2.")
     if variant.needs_rollout_logp and not args.use_vllm and given.get("rollout_func") is None:
@@ -71,7 +80,7 @@ def _inputs(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> lis
     return reasons
 
 
-def _refill(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
+def _dynamic_sampling(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
     """Dynamic sampling needs groups, text prompts, and more prompts than one batch has."""
     if not variant.filter.drops:
         return
@@ -83,7 +92,7 @@ def _refill(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Ite
     names = _IMAGES & set(getattr(rows, "column_names", None) or ())
     if names:
         yield (
-            f"filter=zero_variance refills groups of text prompts only, and the data set has {min(names)!r}. Set "
+            f"filter=zero_variance draws new groups for text prompts only, and the data set has {min(names)!r}. Set "
             "filter.max_rounds=0, which drops groups without signal and draws no new ones."
         )
     prompts = args.generation_batch_size // args.num_generations
@@ -97,7 +106,7 @@ _IMAGES = {"image", "images"}
 
 
 def _columns(variant: Variant, given: Mapping[str, Any]) -> Iterator[str]:
-    """Columns of the data set that stand in the way: of a memory, and of what reward functions are given."""
+    """Columns that a memory by prompts or a call of the reward functions cannot have."""
     columns = getattr(given.get("train_dataset"), "column_names", None) or ()
     images = sorted(_IMAGES & {*columns})
     if variant.remembers and images:
@@ -120,18 +129,18 @@ def _reward_functions(given: Mapping[str, Any]) -> list[Any]:
     return list(functions) if isinstance(functions, (list, tuple)) else [functions]
 
 
-def _step_models(variant: Variant, given: Mapping[str, Any]) -> list[str]:
+def _reward_models(variant: Variant, given: Mapping[str, Any]) -> list[str]:
     """Reward models give TRL one number per response; from a model that scores tokens it would be the first of them."""
     if "step_ends" not in variant.rollout_inputs or given.get("reward_funcs") is None:
         return []
     functions = _reward_functions(given)
-    mend = "Call the model in a function under @gvt.step_rewards that returns its scores at the steps' ends."
+    fix = "Call the model in a function under @gvt.step_rewards that returns its scores at the steps' ends."
     scorers = [name for name in (type(f).__name__ for f in functions) if name.endswith("ForTokenClassification")]
     if scorers:
-        return [f"{scorers[0]} scores tokens, and TRL takes its first score for the response's reward. {mend}"]
+        return [f"{scorers[0]} scores tokens, and TRL takes its first score for the response's reward. {fix}"]
     others = [f for f in functions if callable(f) and not isinstance(f, nn.Module)]
     if not others and not given.get("environment_factory"):
-        return [f"credit=process needs step rewards, and a reward model gives one number per response. {mend}"]
+        return [f"credit=process needs step rewards, and a reward model gives one number per response. {fix}"]
     return []
 
 
@@ -161,26 +170,27 @@ def _lengths(variant: Variant, args: GRPOConfig) -> list[str]:
     return []
 
 
-def _window(variant: Variant, args: GRPOConfig) -> list[str]:
+def _spanning_step(variant: Variant, args: GRPOConfig) -> list[str]:
+    """An optimizer step over two generations, for a loss that needs its counts at its first micro-batch."""
     accumulation, steps, iterations = args.gradient_accumulation_steps, args.steps_per_generation, args.num_iterations
     bonus = has_entropy_bonus(args)
-    if not spans_generations(accumulation, steps, iterations) or not needs_whole_window(variant, entropy_bonus=bonus):
+    if not spans_generations(accumulation, steps, iterations) or not needs_whole_step(variant, entropy_bonus=bonus):
         return []
     if getattr(args, "approximate_windows", False) and may_be_approximate(variant):
         return []
-    unknown = "the lengths that its weights and statistics need are not known at its first micro-batch"
-    if not needs_whole_window(variant):
-        unknown = "the tokens that the entropy bonus is a mean over are not known at its first micro-batch"
+    missing = "the lengths that its weights and statistics need are not known at its first micro-batch"
+    if not needs_whole_step(variant):
+        missing = "the tokens that the entropy bonus is a mean over are not known at its first micro-batch"
     nearest = " or ".join(f"steps_per_generation={s}" for s in _nearest(accumulation, steps, iterations))
     switch = "" if not may_be_approximate(variant) else ", or approximate_windows=True to count by TRL's rule"
     return [
         f"an optimizer step of {accumulation} micro-batches spans two generations of {steps} x {iterations}, so "
-        f"{unknown}. Set {nearest}{switch}."
+        f"{missing}. Set {nearest}{switch}."
     ]
 
 
 def _nearest(accumulation: int, steps: int, iterations: int) -> list[int]:
-    """The settings of steps_per_generation next to the given one whose generations hold whole windows."""
+    """The nearest values of steps_per_generation with which generations hold whole optimizer steps."""
     fits = [s for s in range(1, steps + accumulation + 1) if (s * iterations) % accumulation == 0]
     below, above = [s for s in fits if s < steps], [s for s in fits if s > steps]
     return below[-1:] + above[:1]

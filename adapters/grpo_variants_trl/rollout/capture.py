@@ -1,4 +1,4 @@
-"""One call of the host's generation: what it returned, what it scored, and what it wrote into the logs."""
+"""One call of TRL's generation, captured: what it returned, what it scored, and what it wrote into the logs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_variants_trl.rollout.process_rewards import Steps, gathered_steps
+from grpo_variants_trl.rollout.process_rewards import ReasoningSteps, gathered_steps
 from grpo_variants_trl.rollout.rewards import total_rewards
+from grpo_variants_trl.step.log import mode_of
 
 TABLES = ("prompt", "completion", "advantages", "images")
 NESTED_TABLES = ("rewards", "extra")
@@ -20,12 +21,12 @@ NESTED_TABLES = ("rewards", "extra")
 
 @dataclass(eq=False)
 class Sampled:
-    """Responses of a batch: this rank's rows and tensors, and what every rank knows of all N of them.
+    """Responses of a batch: this rank's inputs and tensors, and what every rank knows of all N of them.
 
-    inputs: the data set's row of each of this rank's responses. out: the host's tensors [B, ...] of this rank.
+    inputs: the data set's row of each of this rank's responses. out: TRL's tensors [B, ...] of this rank.
     rewards: [N, K] by reward function, NaN where one gave none. lengths: [N] tokens of the policy's own.
     truncated: [N] whether a response ended at the length limit. fingerprints: [N] integers, equal for equal responses.
-    steps: with process supervision, the steps of all N.
+    steps: with process supervision, the reasoning steps of all N.
     """
 
     inputs: list[dict[str, Any]]
@@ -34,7 +35,7 @@ class Sampled:
     lengths: Tensor
     truncated: Tensor
     fingerprints: Tensor
-    steps: Steps | None = None
+    steps: ReasoningSteps | None = None
 
     def valid(self, trainer: Any) -> Tensor:
         """Which responses count in the variant's statistics: those with a reward that no rule leaves out, [N] bool."""
@@ -45,7 +46,7 @@ class Sampled:
 
 
 class Recorder:
-    """Takes down what `_generate` and `_calculate_rewards` return during one call."""
+    """Records what `_generate` and `_calculate_rewards` return during one call."""
 
     rewards: Tensor
     lengths: Tensor
@@ -53,7 +54,7 @@ class Recorder:
     fingerprints: Tensor
 
     def __init__(self, trainer: Any, inputs: list[dict[str, Any]]) -> None:
-        """Bind the trainer that is listened to, and the rows that it is given."""
+        """Bind the trainer whose methods are recorded, and the rows of the data set that it is given."""
         self.trainer = trainer
         self.prompts = [row.get("prompt") for row in inputs]
 
@@ -77,8 +78,8 @@ class Recorder:
         return generated
 
 
-def sample(trainer: Any, generate: Any, inputs: list[dict[str, Any]]) -> Sampled:
-    """Generate and score by the host's own `generate`, and keep what it computes on the way."""
+def capture(trainer: Any, generate: Any, inputs: list[dict[str, Any]]) -> Sampled:
+    """Generate and score by TRL's own `generate`, and keep what it computes on the way."""
     recorder = Recorder(trainer, inputs)
     hooks = {"_calculate_rewards": recorder.take_rewards, "_generate": recorder.take_responses}
     with _observed(trainer, hooks):
@@ -90,7 +91,7 @@ def sample(trainer: Any, generate: Any, inputs: list[dict[str, Any]]) -> Sampled
 
 @contextmanager
 def _observed(trainer: Any, hooks: dict[str, Any]) -> Iterator[None]:
-    """Pass the result of some methods through a hook each, whoever defines the method."""
+    """Pass the results of some methods through hooks, whichever class defines the method."""
     own = {name: vars(trainer)[name] for name in hooks if name in vars(trainer)}
 
     def through(method: Any, hook: Any) -> Any:
@@ -107,7 +108,7 @@ def _observed(trainer: Any, hooks: dict[str, Any]) -> Iterator[None]:
 
 
 class Log:
-    """What one call wrote into the host's metrics and tables, kept apart from the rest of the log."""
+    """What one call wrote into TRL's metrics and tables, kept apart from the rest of the log."""
 
     def __init__(self, metrics: dict[str, list[float]], tables: dict[str, Any]) -> None:
         """Take the metrics of a mode and the tables of responses."""
@@ -117,7 +118,7 @@ class Log:
     def rows(self) -> dict[tuple[str, ...], list[Any]]:
         """The tables' columns by path, those of which the call wrote something.
 
-        Raises ValueError for a column that has not one value per response.
+        Raises ValueError for a column without one value per response.
         """
         flat = {(name,): self.tables[name] for name in TABLES}
         flat |= {(name, column): rows for name in NESTED_TABLES for column, rows in self.tables[name].items()}
@@ -133,8 +134,8 @@ class Log:
 
 @contextmanager
 def own_log(trainer: Any) -> Iterator[Log]:
-    """Let a block write into an empty log, and put the host's own back afterwards."""
-    mode = "train" if trainer.model.training else "eval"
+    """Let a block write into an empty log, and put TRL's own back afterwards."""
+    mode = mode_of(trainer)
     metrics, tables = trainer._metrics[mode], trainer._logs
 
     def empty() -> deque[Any]:
@@ -149,7 +150,7 @@ def own_log(trainer: Any) -> Iterator[Log]:
 
 
 def write_rows(trainer: Any, rows: dict[tuple[str, ...], list[Any]]) -> None:
-    """Append columns of rows to the host's tables."""
+    """Append columns of rows to TRL's tables."""
     for path, values in rows.items():
         table = trainer._logs
         for name in path:

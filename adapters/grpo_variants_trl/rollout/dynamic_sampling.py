@@ -1,8 +1,8 @@
 """Dynamic sampling: groups without signal are replaced by new prompts' until the batch is full or the rounds are spent.
 
-Each round draws one batch of new prompts, on every rank the same ones, and deals their responses evenly to the ranks.
-All rewards are known to every rank, so all of them take the same decisions without talking about it; a group never
-splits, but it may move to the rank that its place belongs to.
+Each round draws one batch of new prompts, the same on every rank, and deals their responses evenly to the ranks. Every
+rank knows all rewards, so all ranks take the same decisions without communication. A group stays whole; it may move to
+the rank of the place that it takes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from grpo_variants_trl.rollout.capture import Log, Sampled, own_log, write_rows
 from grpo_variants_trl.rollout.prompts import PromptStream, task_text
 from grpo_variants_trl.rollout.rewards import total_rewards
 from grpo_variants_trl.rollout.signal import Signal, signal_of
+from grpo_variants_trl.step.log import current_metrics
 from grpo_variants_trl.step.step_counts import PROMPT_SIDE
 
 Generate = Callable[[list[dict[str, Any]]], Sampled]
 
-# The host's own correction, which its own loss reads and a variant's does not.
+# TRL's own correction, which its loss reads and a variant's does not.
 _UNUSED = ("importance_sampling_ratio",)
 
 
 class NoSignalError(RuntimeError):
-    """No prompt that was tried has responses of different reward, so there is nothing to learn from."""
+    """No sampled prompt has responses of different reward, so there is nothing to learn from."""
 
 
-def refills(variant: Variant | None) -> bool:
+def draws_again(variant: Variant | None) -> bool:
     """Whether a variant draws new prompts for groups without signal."""
     return variant is not None and variant.filter.draws_again
 
 
 @dataclass(eq=False)
-class Filled:
+class FilledBatch:
     """A batch after its rounds, and what they cost.
 
     batch: the responses to train on. drawn: everything that was sampled, round by round. rounds: how often new prompts
@@ -53,7 +54,7 @@ class Filled:
     rounds: int
 
     def costs(self, kept: Tensor) -> dict[str, float]:
-        """Rounds, share of the sampled responses that train, and tokens sampled and thrown away."""
+        """Rounds, share of the sampled responses that train, and tokens sampled and discarded."""
         sampled = sum(len(part.lengths) for part in self.drawn)
         tokens = sum(int(part.lengths.sum()) for part in self.drawn)
         used = int(self.batch.lengths[kept].sum())
@@ -65,20 +66,20 @@ class Filled:
         }
 
 
-class Refill:
+class DynamicSampling:
     """Fills a batch with groups that have signal."""
 
     def __init__(self, trainer: Any) -> None:
         """Bind the trainer and its data set."""
         self.trainer = trainer
         args = trainer.args
-        # Another seed than the sampler's, so that a refill is not the next batch's prompt.
+        # Another seed than the sampler's, so that a new prompt is not one of the next batch.
         self.stream = PromptStream(trainer.train_dataset, seed=args.seed + 1, shuffle=trainer.shuffle_dataset)
         self.size = trainer.num_generations
         self.ranks = trainer.accelerator.num_processes
 
-    def __call__(self, generate: Generate, inputs: list[dict[str, Any]]) -> Filled:
-        """Sample a batch and refill it; raises NoSignalError where nothing that was tried has signal."""
+    def __call__(self, generate: Generate, inputs: list[dict[str, Any]]) -> FilledBatch:
+        """Sample a batch and fill it up; raises NoSignalError where no sampled group has signal."""
         with own_log(self.trainer) as log:
             batch = generate(inputs)
         _refuse_images(batch)
@@ -99,10 +100,10 @@ class Refill:
             logs.append(log)
             drawn.append(more)
         if good == 0:
-            raise NoSignalError(self._complaint(drawn, rounds))
+            raise NoSignalError(self._no_signal_text(drawn, rounds))
         write_rows(self.trainer, rows)
         _write_metrics(self.trainer, batch, logs, [len(part.lengths) for part in drawn])
-        return Filled(batch, drawn, rounds)
+        return FilledBatch(batch, drawn, rounds)
 
     def _with_signal(self, batch: Sampled) -> Tensor:
         """Which groups have signal, [P] bool; they lie one after the other."""
@@ -111,7 +112,7 @@ class Refill:
     def _round_size(self, alive: Tensor, share: float) -> int:
         """Prompts of a round: as many as should fill the batch at the share seen, at most a whole batch.
 
-        Their responses have to deal out evenly to the ranks, which a whole batch's do.
+        Their responses have to be a multiple of the ranks, as a whole batch's are.
         """
         missing = int((~alive).sum())
         unit = self.ranks // math.gcd(self.ranks, self.size)
@@ -123,25 +124,25 @@ class Refill:
         rows = [self._used(row) for row in self._new(count, tried) for _ in range(self.size)]
         part = len(rows) // self.ranks
         first = self.trainer.accelerator.process_index * part
-        # Each response has a row of its own, as in the host: a rollout may write into it.
+        # Each response has a row of its own, as in TRL: a rollout may write into it.
         return [copy.deepcopy(row) for row in rows[first : first + part]]
 
     def _new(self, count: int, tried: set[str]) -> list[dict[str, Any]]:
         return self.stream.take(count, lambda row: task_text(self.trainer, row) in tried)
 
     def _tasks(self, batch: Sampled) -> set[str]:
-        """What every rank's responses were asked."""
+        """The tasks of every rank's responses, as text."""
         texts = gather_object([task_text(self.trainer, row) for row in batch.inputs])
         return {text for text in texts if text is not None}
 
     def _used(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The columns that the host's own batches have."""
+        """The columns that TRL's own batches have."""
         if not self.trainer.args.remove_unused_columns:
             return dict(row)
         self.trainer._set_signature_columns_if_needed()
         return {name: value for name, value in row.items() if name in self.trainer._signature_columns}
 
-    def _complaint(self, drawn: list[Sampled], rounds: int) -> str:
+    def _no_signal_text(self, drawn: list[Sampled], rounds: int) -> str:
         seen = Signal.joined([signal_of(self.trainer, part, self.size) for part in drawn])
         tried = (
             f"filter=zero_variance found no group with signal among {len(seen.of_groups)} prompts, in {rounds} rounds "
@@ -170,14 +171,14 @@ def _size(dataset: Any) -> str:
 def _refuse_images(batch: Sampled) -> None:
     if "pixel_values" in batch.out:
         raise ValueError(
-            "filter=zero_variance refills groups of text prompts only, and these have images. Set filter.max_rounds=0, "
-            "which drops groups without signal and draws no new ones, or filter=none."
+            "filter=zero_variance draws new groups for text prompts only, and these have images. Set "
+            "filter.max_rounds=0, which drops groups without signal and draws no new ones, or filter=none."
         )
 
 
 @dataclass(eq=False)
 class Placement:
-    """Where the good groups of a round go: row `target[i]` of the batch is row `source[i]` of the round."""
+    """Where the groups with signal of a round go: row `target[i]` of the batch is row `source[i]` of the round."""
 
     target: Tensor
     source: Tensor
@@ -223,7 +224,7 @@ class Placement:
 
 
 def _spliced(trainer: Any, out: dict[str, Any], new: dict[str, Any], target: Tensor, source: Tensor) -> dict[str, Any]:
-    """The host's tensors with rows of another call, which may lie on other ranks; every rank has to call it."""
+    """TRL's tensors with rows of another call, which may be on other ranks; every rank has to call it."""
     accelerator, merged = trainer.accelerator, {}
     for name, value in out.items():
         if name in _UNUSED or not isinstance(value, Tensor) or value.dim() == 0:
@@ -253,8 +254,8 @@ def _widened(value: Tensor, width: int, left: bool, fill: int) -> Tensor:
 
 
 def _write_metrics(trainer: Any, batch: Sampled, logs: list[Log], sizes: list[int]) -> None:
-    """The batch's own rewards and lengths, as the host would log them; the rest as the mean over what was sampled."""
-    log = trainer._metrics["train" if trainer.model.training else "eval"]
+    """The batch's own rewards and lengths, as TRL would log them; the rest as the mean over all sampled responses."""
+    log = current_metrics(trainer)
     own = _of_responses(trainer, batch)
     for name in {key: None for part in logs for key in part.metrics}:
         if name == "num_tokens":

@@ -1,8 +1,8 @@
-"""Which tokens end a response: what TRL's truncation test, and so every overlong rule, goes by.
+"""End-of-sequence tokens: TRL's truncation test, and so every overlong rule, depends on them.
 
-TRL counts a response as truncated unless its last token is an end of sequence of the model or the tokenizer, or
-padding. It does not know the stop tokens in `generation_kwargs`, at which generation ends all the same, nor the token
-that closes an assistant's turn, at which a chat engine ends.
+TRL counts a response as truncated unless its last token is padding or an end of sequence of the model or the
+tokenizer. It ignores the stop tokens in `generation_kwargs`, although generation ends there, and the token that closes
+an assistant's turn, where a chat engine ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def stop_tokens(trainer: Any) -> list[int]:
 
 
 def turn_ends(trainer: Any) -> list[int]:
-    """The special token that the chat template puts behind an assistant's message; none where there is no such token.
+    """The special token that the chat template puts after an assistant's message; empty where there is none.
 
     Generation is not stopped there: a model may close one message and open the next within its response.
     """
@@ -64,8 +64,8 @@ def stopping_at(trainer: Any, tokens: list[int]) -> Iterator[None]:
         trainer.eos_token_ids = every
 
 
-def ending_refusals(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
-    """A stop at a text leaves no token by which an overlong rule could tell an ended response from a truncated one."""
+def eos_refusals(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
+    """A stop string leaves no token that tells a finished response from a truncated one, for an overlong rule."""
     if not variant.overlong.masks and variant.overlong.statistics == "keep":
         return
     texts = [key for key in _TEXT_KEYS if (args.generation_kwargs or {}).get(key)]

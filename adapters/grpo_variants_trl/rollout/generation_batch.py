@@ -26,7 +26,7 @@ _NO_IMAGES = (
 
 
 class Gathered:
-    """A generation batch seen by every rank: per-function rewards, groups, lengths and, if asked for, token tensors."""
+    """A generation batch as every rank knows it: rewards by function, groups, lengths and, on demand, tokens."""
 
     def __init__(self, trainer: Any, batch: Sampled, group_size: int) -> None:
         """Gather what the advantage rule reads."""
@@ -53,7 +53,7 @@ class Gathered:
 
 
 def prompt_keys(trainer: Any, inputs: list[dict[str, Any]], out: dict[str, Any]) -> list[str]:
-    """The prompt of every rank's responses as text, the same in every step: what a memory goes by.
+    """The prompt of every rank's responses as text, the same in every optimizer step: the keys of a memory.
 
     Raises ValueError for rollouts with images, wherever they come from: their prompts' texts do not tell them apart.
     """
@@ -80,7 +80,7 @@ def variant_advantages(
 ) -> Tensor:
     """Advantages of every rank's responses under the variant: [N], or [N, T].
 
-    groups, state: the prompts as text and the memory that goes by them, for a variant that remembers.
+    groups, state: the prompts as text and the memory that is keyed by them, for a variant that remembers.
     """
     variant = trainer.variant
     rewards, tokens = _rewards(trainer, seen, greedy), _token_inputs(variant, out, seen)
@@ -124,7 +124,7 @@ def _token_inputs(variant: Variant, out: dict[str, Any], seen: Gathered) -> dict
         named |= {"entropy": "entropy"}
     if not (named or variant.per_token):
         return {}
-    found = {name: seen.tokens(out[host]) for name, host in named.items()}
+    found = {name: seen.tokens(out[in_trl]) for name, in_trl in named.items()}
     return found | {"mask": seen.tokens(seen.mask.int()).bool()}
 
 
@@ -156,5 +156,5 @@ def _keep(trainer: Any, out: dict[str, Any], rows: Tensor) -> None:
 
 
 def mark_groups(out: dict[str, Any], seen: Gathered) -> None:
-    """Keep each response's group with the buffer, for an aggregation by prompt."""
+    """Keep each response's group with the buffer, for an aggregation per prompt."""
     out[GROUP] = seen.own(seen.groups)

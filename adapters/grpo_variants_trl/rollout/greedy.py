@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 from trl.data_utils import prepare_multimodal_messages
 
-from grpo_variants_trl.rollout.dynamic_sampling import refills
+from grpo_variants_trl.rollout.dynamic_sampling import draws_again
+from grpo_variants_trl.step.log import mode_of
 
 _TRANSFORMERS = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
 _VLLM = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -69,40 +70,41 @@ class GreedyBaseline:
     """Draws and scores one greedy response per prompt; the responses of a prompt share it, on whichever rank they lie.
 
     With transformers' generation the greedy responses are rows of the batch that the sampled ones are drawn in, since a
-    small batch of their own costs nearly as much as a large one. An engine that schedules by itself is asked once more,
-    and so is transformers for a batch with images and for one whose prompts dynamic sampling may still replace.
+    small batch of their own costs nearly as much as a large one. An engine with continuous batching
+    gets a call of its own. So does transformers for a batch with images, and for one whose prompts dynamic sampling may
+    still replace.
     """
 
     def __init__(self, trainer: Any) -> None:
-        """Bind the trainer; made when its generation settings are."""
+        """Bind the trainer, whose generation settings are known by then."""
         self.trainer = trainer
         engine = trainer.use_vllm or trainer.use_transformers_continuous_batching
         beams = None if engine else trainer.generation_config.num_beams
-        self._joins = not engine and not refills(trainer.variant) and beams in (None, 1)
+        self._joins = not engine and not draws_again(trainer.variant) and beams in (None, 1)
         self._drawn: list[list[int]] | None = None
         self._scoring = False
 
-    def generate(self, host: Any, prompt_ids: list[list[int]], images: Any, fields: Any, size: int) -> Any:
-        """One call of TRL's generation `host`: the sampled responses, with the greedy ones drawn beside or kept."""
+    def generate(self, trl_generate: Any, prompt_ids: list[list[int]], images: Any, fields: Any, size: int) -> Any:
+        """One call of TRL's generation, `trl_generate`; draws the greedy responses too where it can."""
         if self._scoring:
-            return self._greedy(host, prompt_ids, images, fields)
+            return self._greedy(trl_generate, prompt_ids, images, fields)
         if not self._joins or images is not None or fields:
-            return host(prompt_ids, images, fields, size)
+            return trl_generate(prompt_ids, images, fields, size)
         accelerator = self.trainer.accelerator
         shares = Shares(len(prompt_ids), accelerator.num_processes, size)
         asked = [prompt_ids[row] for row in shares.own_rows(accelerator.process_index)]
         with _most_likely_rows(accelerator.unwrap_model(self.trainer.model_wrapped), len(asked)):
-            ids, logprobs = host([*prompt_ids, *asked], images, fields, size)
+            ids, logprobs = trl_generate([*prompt_ids, *asked], images, fields, size)
         self._drawn = ids[len(prompt_ids) :]
         return ids[: len(prompt_ids)], logprobs
 
-    def _greedy(self, host: Any, prompt_ids: list[list[int]], images: Any, fields: Any) -> Any:
-        """The responses that were drawn beside the sampled ones, or new ones."""
+    def _greedy(self, trl_generate: Any, prompt_ids: list[list[int]], images: Any, fields: Any) -> Any:
+        """The greedy responses that were drawn with the sampled ones, or new ones."""
         drawn, self._drawn = self._drawn, None
         if drawn is not None:
             return drawn, None
         with _greedy_decoding(self.trainer):
-            return host(prompt_ids, images, fields, 1)
+            return trl_generate(prompt_ids, images, fields, 1)
 
     def __call__(self, inputs: list[dict[str, Any]], group_size: int) -> GreedyPass:
         """Rewards and lengths for every rank's responses.
@@ -114,7 +116,7 @@ class GreedyBaseline:
         shares = Shares(len(inputs), accelerator.num_processes, group_size)
         asked = [inputs[row] for row in shares.own_rows(accelerator.process_index)]
         prompts = _prompts(asked)
-        with _logs_put_back(trainer), _set(self, _scoring=True):
+        with _logs_restored(trainer), _set(self, _scoring=True):
             _, ids, _, completions, *_ = trainer._generate(prompts)
             rewards = trainer._reward_border(trainer._calculate_rewards(asked, prompts, completions, ids), prompts)
         lengths = accelerator.gather(torch.tensor([len(row) for row in ids], device=rewards.device))
@@ -124,7 +126,7 @@ class GreedyBaseline:
 
 
 class _MostLikely(LogitsProcessor):
-    """Leaves the last rows of a batch their most likely token only."""
+    """Allows the last rows of a batch their most likely token only."""
 
     def __init__(self, rows: int) -> None:
         self.rows, self.calls = rows, 0
@@ -140,7 +142,7 @@ class _MostLikely(LogitsProcessor):
 def _most_likely_rows(model: Any, rows: int) -> Iterator[None]:
     """Let a model's `generate` sample all rows of a batch but the last ones, which take their most likely token.
 
-    Raises RuntimeError where the host generates with another object, so that the rows were sampled like the others.
+    Raises RuntimeError where TRL generates with another object, so that these rows were sampled like the others.
     """
     rule, own = _MostLikely(rows), vars(model).get("generate")
     model.generate = functools.partial(model.generate, logits_processor=LogitsProcessorList([rule]))
@@ -158,7 +160,7 @@ def _most_likely_rows(model: Any, rows: int) -> Iterator[None]:
 
 
 def _prompts(rows: list[dict[str, Any]]) -> list[Any]:
-    """Prompts as TRL gives them to its engine: with the images of an image column in the messages."""
+    """Prompts as TRL passes them on to its engine: with the images of an image column in the messages."""
     prompts = [row["prompt"] for row in rows]
     if "images" in rows[0]:
         images = [row.get("images") for row in rows]
@@ -176,7 +178,7 @@ def _greedy_decoding(trainer: Any) -> Iterator[None]:
     """Always the most likely token; what else the user has set for generation stays."""
     if trainer.use_vllm:
         engine = trainer.vllm_generation
-        # What stands in generation_kwargs would win over the engine's own settings.
+        # generation_kwargs would override the engine's own settings.
         kept = {k: v for k, v in engine.generation_kwargs.items() if k not in (*_VLLM, "n")}
         with _set(engine, generation_kwargs=kept, **_VLLM):
             yield
@@ -201,9 +203,9 @@ def _set(holder: Any, **values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _logs_put_back(trainer: Any) -> Iterator[None]:
-    """What is logged about greedy responses is not about the sampled ones that logs and tables show."""
-    mode = "train" if trainer.model.training else "eval"
+def _logs_restored(trainer: Any) -> Iterator[None]:
+    """Keep greedy responses out of logs and tables, which are about the sampled ones."""
+    mode = mode_of(trainer)
     kept = copy.deepcopy((trainer._pending_extra_logs, trainer._pending_metrics, trainer._metrics[mode]))
     try:
         yield

@@ -13,10 +13,10 @@ from grpo_variants.variant import Variant
 
 
 def check_reported(variant: Variant, completion_ids: Sequence[Sequence[int]], logprobs: Any) -> None:
-    """Raise ValueError unless there is one log-probability a completion token, where the variant reads them.
+    """Raise ValueError unless there is one log-probability per completion token, where the variant reads them.
 
-    None for a token is allowed: the engine could not score it. Without this check a list that is too short would be
-    filled up with zeros, which means a probability of 1.
+    None for a token is allowed: the engine could not score it. Without this check TRL would pad a short list with
+    zeros, which means a probability of 1.
     """
     if logprobs is None:
         if variant.needs_rollout_logp:
@@ -28,7 +28,7 @@ def check_reported(variant: Variant, completion_ids: Sequence[Sequence[int]], lo
     if len(logprobs) != len(completion_ids):
         raise ValueError(
             f"the rollouts have logprobs of {len(logprobs)} responses for {len(completion_ids)} completions; give one "
-            "list a completion."
+            "list per completion."
         )
     for row, (ids, values) in enumerate(zip(completion_ids, logprobs, strict=True)):
         if len(values) != len(ids):
@@ -44,7 +44,7 @@ def check_reported(variant: Variant, completion_ids: Sequence[Sequence[int]], lo
 
 
 def filled(reported: Tensor | None, old_logp: Tensor) -> Tensor | None:
-    """What the engine reported [B, T], with the trainer's number where it has none: no evidence of a mismatch, hence
-    a weight of 1.
+    """What the engine reported [B, T], with the trainer's number where it reported none: no mismatch is known there, so
+    the weight is 1.
     """
     return None if reported is None else torch.where(reported.isnan(), old_logp, reported)

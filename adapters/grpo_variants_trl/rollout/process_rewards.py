@@ -1,7 +1,7 @@
-"""Process supervision in TRL: reward functions that score the steps of a response.
+"""Process supervision in TRL: reward functions that score the reasoning steps of a response.
 
-TRL wants one number per response from a reward function. While it scores a batch, each function is wrapped: its steps
-are placed on the response's tokens and kept, and TRL gets their sum, which is what its logs show.
+TRL wants one number per response from a reward function. While it scores a batch, each function is wrapped: its
+reasoning steps are placed on the response's tokens and kept. TRL gets the sum of their rewards, and logs that.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from trl.trainer.utils import is_async_callable
 
 from grpo_variants import keep_groups
 from grpo_variants.rollout.steps import Step, completion_text, step_ends
+from grpo_variants_trl.step.log import current_metrics
 
-# A step by its last token (from 1) and, from the back, its place among the steps of one function that end there.
+# A reasoning step by its last token (from 1) and, from the back, its place among those of one function that end there.
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """Steps as functions scored them: `ends` count tokens from 1 (0: none) and `rewards`, both [B, S] and weighted.
+class ScoredSteps:
+    """Reasoning steps of this rank's responses, as reward functions scored them.
 
-    given: [B, K] whether a function gave steps for a response. last: [B] tokens of the response.
+    ends: [B, S] last tokens, counted from 1; 0 where there is no step. rewards: [B, S], weighted. given: [B, K] whether
+    a function gave steps for a response. last: [B] tokens of the response.
     """
 
     ends: Tensor
@@ -43,11 +45,11 @@ def score_steps(
     calculate: Callable[[], Tensor],
     prompts: Sequence[Any],
     completion_ids: Sequence[Sequence[int]],
-) -> tuple[Tensor, Scored]:
-    """TRL's rewards [N, K] by `calculate`, and the steps of this rank's responses.
+) -> tuple[Tensor, ScoredSteps]:
+    """TRL's rewards [N, K] by `calculate`, and the reasoning steps of this rank's responses.
 
     Functions that score the same step (it ends at the same token) are added with their weights, as TRL adds the
-    functions' rewards. Raises ValueError, with the function and the response, for steps that are none of the response.
+    functions' rewards. Raises ValueError, with the function and the response, for steps outside the response.
     """
     own = trainer.reward_funcs
     scored: dict[int, list[dict[Key, float] | None]] = {}
@@ -62,17 +64,17 @@ def score_steps(
     columns = [scored.get(k, [None] * len(completion_ids)) for k in range(len(own))]
     cells = list(zip(*columns, strict=True))
     rows = [_added(row, trainer.reward_weights.tolist()) for row in cells]
-    found = Scored(
+    found = ScoredSteps(
         ends=pad_sequence([torch.tensor([end for end, _ in row] or [0]) for row in rows], batch_first=True),
         rewards=pad_sequence([torch.tensor([*row.values()] or [0.0]) for row in rows], batch_first=True),
         given=torch.tensor([[cell is not None for cell in row] for row in cells]),
         last=torch.tensor([len(ids) for ids in completion_ids]),
     )
-    return rewards, Scored(**{name: value.to(rewards.device) for name, value in vars(found).items()})
+    return rewards, ScoredSteps(**{name: value.to(rewards.device) for name, value in vars(found).items()})
 
 
 def _added(cells: Sequence[dict[Key, float] | None], weights: Sequence[float]) -> dict[Key, float]:
-    """One response's steps over every function that counts, in order."""
+    """One response's steps by all functions whose weight is not 0, in order."""
     total: dict[Key, float] = {}
     for cell, weight in zip(cells, weights, strict=True):
         if weight == 0:
@@ -85,11 +87,11 @@ def _added(cells: Sequence[dict[Key, float] | None], weights: Sequence[float]) -
 def _recording(
     trainer: Any, function: Any, k: int, prompts: Sequence[Any], scored: dict[int, Any]
 ) -> Callable[..., Any]:
-    """The function as TRL may call it: numbers come back, steps are kept under `scored[k]`."""
+    """The function with numbers for TRL; its steps are kept under `scored[k]`."""
     name = trainer.reward_func_names[k]
 
     def keep(values: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]) -> list[Any]:
-        if len(values) != len(completions):  # TRL's own error says how many it wants
+        if len(values) != len(completions):  # TRL raises an error with the number that it wants
             return [0.0] * len(values)
         cells = [
             _placed(trainer, f"reward function {name}, response {i}", value, completions[i], completion_ids[i])
@@ -132,8 +134,11 @@ def _placed(trainer: Any, where: str, value: Any, completion: Any, ids: Sequence
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
-    """Steps of every rank's responses: `ends` [N, S] count tokens from 1 (0: no step), `rewards` [N, S], `last` [N]."""
+class ReasoningSteps:
+    """Reasoning steps of every rank's responses.
+
+    ends: [N, S] last tokens, counted from 1; 0 where there is no step. rewards: [N, S]. last: [N] tokens of each.
+    """
 
     ends: Tensor
     rewards: Tensor
@@ -141,7 +146,7 @@ class Steps:
 
     @property
     def exist(self) -> Tensor:
-        """Which places hold a step: [N, S] bool."""
+        """Which entries hold a step: [N, S] bool."""
         return self.ends > 0
 
     @property
@@ -149,7 +154,7 @@ class Steps:
         """Responses without a step reward that is NaN: [N] bool."""
         return ~(self.rewards.isnan() & self.exist).any(1)
 
-    def with_outcome(self, outcome: Tensor) -> Steps:
+    def with_outcome(self, outcome: Tensor) -> ReasoningSteps:
         """Add a reward of the whole response [N], NaN where there is none: to the step that ends with it, or as one."""
         given = ~outcome.isnan()
         at_end = self.exist & (self.ends == self.last.clamp(min=1).unsqueeze(1))
@@ -165,12 +170,12 @@ class Steps:
             rewards=torch.cat([self.rewards + added, rewards.unsqueeze(1)], 1),
         )
 
-    def replaced(self, other: Steps, target: Tensor, source: Tensor) -> Steps:
+    def replaced(self, other: ReasoningSteps, target: Tensor, source: Tensor) -> ReasoningSteps:
         """Responses `target` become the responses `source` of another batch."""
         width = max(self.ends.shape[1], other.ends.shape[1])
         own, new = ([pad(x, (0, width - x.shape[1])) for x in (part.ends, part.rewards)] for part in (self, other))
         pairs = zip((*own, self.last), (*new, other.last), strict=True)
-        return Steps(*(value.index_copy(0, target, fresh[source]) for value, fresh in pairs))
+        return ReasoningSteps(*(value.index_copy(0, target, fresh[source]) for value, fresh in pairs))
 
     def with_signal(self, groups: Tensor, valid: Tensor) -> Tensor:
         """Which responses belong to a group whose steps, of all its valid responses, differ in reward: [N] bool."""
@@ -179,20 +184,20 @@ class Steps:
         return kept.view_as(usable)[:, 0]
 
     def inputs(self) -> dict[str, Tensor]:
-        """What `gv.advantages` reads, with one place a step instead of a token."""
+        """What `gv.advantages` reads, with one entry per reasoning step in place of one per token."""
         return {"mask": self.exist, "step_ends": self.exist, "token_rewards": self.rewards}
 
     def spread(self, value: Tensor, mask: Tensor) -> Tensor:
         """Give each token [N, T] the advantage of the first step that ends at it or after it; 0 after the last step."""
         position = torch.arange(1, mask.shape[1] + 1, device=mask.device).expand(len(mask), -1).contiguous()
-        # A place without a step repeats the end before it, so that the search finds the step itself.
+        # An entry without a step repeats the end before it, so that the search finds the step itself.
         place = torch.searchsorted(self.ends.cummax(1).values, position)
         padded = torch.cat([value, torch.zeros_like(value[:, :1])], 1)
         return torch.where(mask, padded.gather(1, place), torch.zeros((), dtype=value.dtype, device=value.device))
 
 
-def gathered_steps(trainer: Any, own: Scored, rewards: Tensor) -> Steps:
-    """Every rank's steps, with outcome rewards: those of functions that gave no steps for a response.
+def gathered_steps(trainer: Any, own: ScoredSteps, rewards: Tensor) -> ReasoningSteps:
+    """Every rank's reasoning steps, with outcome rewards: those of functions that gave no steps for a response.
 
     rewards: [N, K] gathered. Raises ValueError for a run whose first batch has no steps at all.
     """
@@ -206,8 +211,8 @@ def gathered_steps(trainer: Any, own: Scored, rewards: Tensor) -> Steps:
         )
     outcome = rewards.masked_fill(given, float("nan")) * trainer.reward_weights.to(rewards.device)
     missing = outcome.isnan().all(1)
-    steps = Steps(ends, values, last).with_outcome(outcome.nansum(1).masked_fill(missing, float("nan")))
-    log = trainer._metrics["train" if trainer.model.training else "eval"]
+    steps = ReasoningSteps(ends, values, last).with_outcome(outcome.nansum(1).masked_fill(missing, float("nan")))
+    log = current_metrics(trainer)
     log["gv/steps_per_response"].append(steps.exist.sum(1).float().mean().item())
     log["gv/step_reward"].append(steps.rewards[steps.exist].nanmean().item())
     return steps

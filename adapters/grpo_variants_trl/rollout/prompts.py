@@ -1,4 +1,4 @@
-"""New prompts for groups that are drawn again: the data set in an order that every rank and every resume agrees on."""
+"""New prompts for dynamic sampling: the data set in an order that is the same on every rank and after a resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datasets import IterableDataset
 
 
 def task_text(trainer: Any, row: Mapping[str, Any]) -> str | None:
-    """What a row of the data set asks for, as text that is the same in every step: its prompt.
+    """What a row of the data set asks for, as text that is the same in every optimizer step: its prompt.
 
     With environments it is the whole row, since any column may tell an environment what to ask. None where a row holds
     something else than text and numbers, such as an image.
@@ -27,9 +27,9 @@ def task_text(trainer: Any, row: Mapping[str, Any]) -> str | None:
 
 
 class PromptStream:
-    """Rows of a data set, shuffled anew every epoch (a stream within its buffer, as TRL does), without an end.
+    """Rows of a data set, shuffled anew every epoch (a stream within its buffer, as TRL does), without end.
 
-    The order is a function of the seed, so that ranks agree on it without talking. `drawn` is its whole state.
+    The order depends on the seed alone, so it is the same on every rank. `drawn` is its whole state.
     """
 
     def __init__(self, dataset: Any, *, seed: int, shuffle: bool) -> None:
@@ -57,7 +57,7 @@ class PromptStream:
         self.drawn, self._rows = drawn, None
 
     def _size(self) -> int:
-        # A stream has no length: passing over the batch's own prompts once is what can be asked of it.
+        # A stream has no length: this many known prompts may be passed over.
         return 1000 if isinstance(self.dataset, IterableDataset) else len(self.dataset)
 
     def _next(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rewards at the border: what is not finite is missing, and a function of weight 0 scores nobody."""
+"""Rewards as TRL hands them over: what is not finite is missing, and a function of weight 0 scores no response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class RewardBorder:
-    """Takes infinities out of what reward functions give; the first one of a run is reported."""
+    """Takes infinities out of what reward functions return; the first one of a run is reported."""
 
     def __init__(self, trainer: Any) -> None:
         """Bind the trainer, whose reward functions have names."""
@@ -42,7 +42,7 @@ class RewardBorder:
         return {key: math.nan if math.isinf(value) else value for key, value in rewards.items()}
 
     def _report(self, name: str, row: int, value: float, prompt: Any) -> None:
-        """Warn once per run, with the function, the row and the prompt."""
+        """Warn once per run, with the function, the response and the prompt."""
         if not self._told:
             warnings.warn(_text(name, row, value, prompt), UserWarning, stacklevel=2)
         self._told = True
@@ -50,8 +50,8 @@ class RewardBorder:
 
 def _text(name: str, row: int, value: float, prompt: Any) -> str:
     return (
-        f"reward function {name} gave {value} for row {row}, prompt {_short(prompt)}: what is not finite counts as "
-        "missing, here and in the rest of the run, so the response is left out unless another function scored it. "
+        f"reward function {name} gave {value} for response {row}, prompt {_short(prompt)}: what is not finite counts "
+        "as missing, here and in the rest of the run, so the response is left out unless another function scored it. "
         "Return None for a missing reward, or a large finite number."
     )
 

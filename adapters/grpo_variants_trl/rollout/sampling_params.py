@@ -1,8 +1,8 @@
-"""From which distribution TRL samples: whether the trainer's log-probabilities are those of the responses it gets.
+"""Sampling parameters: whether TRL samples from the distribution whose log-probabilities the trainer computes.
 
 TRL scores responses by the softmax of the logits over the temperature. top_p, top_k, allowed tokens, structured outputs
-and their like leave tokens out and give the rest more probability; a vLLM engine reports log-probabilities of that
-distribution, and transformers' generation reports none.
+and the like leave tokens out and give the rest more probability. A vLLM engine reports log-probabilities of that
+distribution; transformers' generation reports none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from grpo_variants.variant import Variant
 
 _FLAGS = ("top_p", "top_k", "min_p", "repetition_penalty", "vllm_structured_outputs_regex")
 
-# Sampling settings of TRL, transformers and vLLM that change the distribution, and how they look where they do not.
+# Sampling parameters of TRL, transformers and vLLM that change the distribution, with their values that do not.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_p": (None, 1),
     "top_k": (None, -1, 0),
@@ -52,8 +52,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "vllm_structured_outputs_regex": (None, ""),
     "logits_processors": (None, []),
 }
-# Settings that leave the distribution as it is: when a response ends, what is returned, how it is computed. Any other
-# name may change it.
+# Parameters that leave the distribution as it is: when a response ends, what is returned, how it is computed. Any
+# other name may change it.
 _HARMLESS = (
     *("temperature", "do_sample", "seed", "n", "num_return_sequences", "max_tokens", "max_new_tokens", "max_length"),
     *("max_time", "stop", "stop_token_ids", "stop_strings", "eos_token_id", "bos_token_id", "pad_token_id"),
@@ -67,16 +67,16 @@ _HARMLESS = (
 
 
 def reshaped(args: GRPOConfig) -> dict[str, Any]:
-    """Settings with which responses are drawn from another distribution than the one whose log-probabilities train."""
+    """Parameters with which responses are drawn from another distribution than the one that is trained."""
     own = {name: getattr(args, name) for name in _FLAGS}
     more = {name: value for name, value in (args.generation_kwargs or {}).items() if name not in _HARMLESS}
     return {name: value for name, value in (own | more).items() if value not in NEUTRAL.get(name, (None,))}
 
 
-def decoding_refusals(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
-    """What makes old log-probabilities or weights wrong, or a group no sample at all.
+def sampling_refusals(variant: Variant, args: GRPOConfig, given: Mapping[str, Any]) -> Iterator[str]:
+    """What makes old log-probabilities or weights wrong, or all responses of a group the same.
 
-    A rollout_func samples by itself, and TRL's settings are not read there.
+    A rollout_func does its own sampling, without TRL's parameters.
     """
     if given.get("rollout_func") is not None:
         return
@@ -126,7 +126,7 @@ def _transformers_breaks(settings: Mapping[str, Any]) -> Iterator[str]:
     if settings.get("num_return_sequences", 1) not in (None, 1):
         yield (
             f"generation_kwargs has num_return_sequences={settings['num_return_sequences']!r}, and TRL expects one "
-            "response for each row. Remove it, and set num_generations."
+            "response per prompt of its batch. Remove it, and set num_generations."
         )
     if settings.get("return_dict_in_generate"):
         yield "generation_kwargs has return_dict_in_generate=True, and TRL expects plain token ids. Remove it."
@@ -139,13 +139,13 @@ def _misled(variant: Variant, args: GRPOConfig) -> Iterator[str]:
     if readers:
         yield (
             f"with {_text(settings)} vLLM samples from, and reports log-probabilities of, another distribution than "
-            f"the trainer's, and {' and '.join(readers)} would take that for mismatch, more so the longer a response. "
-            f"{_without(settings)}, or set correction=token_truncate, whose weights are right for it."
+            f"the trainer's, and {' and '.join(readers)} would take that for mismatch, and more so for longer "
+            f"responses. {_without(settings)}, or set correction=token_truncate, whose weights are right for it."
         )
 
 
 def _without(settings: Mapping[str, Any]) -> str:
-    """How to do without settings: those of a number are set, others are removed."""
+    """How to undo parameters: those with a number are set, others are removed."""
     neutral = {name: NEUTRAL.get(name, (None,))[-1] for name in settings}
     numbers = ", ".join(f"{name}={value}" for name, value in neutral.items() if isinstance(value, int))
     others = ", ".join(name for name, value in neutral.items() if not isinstance(value, int))
@@ -153,7 +153,7 @@ def _without(settings: Mapping[str, Any]) -> str:
     return text[0].upper() + text[1:]
 
 
-def decoding_note(variant: Variant, args: GRPOConfig) -> str | None:
+def sampling_note(variant: Variant, args: GRPOConfig) -> str | None:
     """What the card says about a run that samples from a reshaped distribution; None where it does not."""
     settings = reshaped(args)
     if not settings:

@@ -1,4 +1,4 @@
-"""Which groups of a TRL batch have signal: one decision for the refill, the filter and the log."""
+"""Which groups of a TRL batch have signal: one decision for dynamic sampling, the filter and the log."""
 
 from __future__ import annotations
 

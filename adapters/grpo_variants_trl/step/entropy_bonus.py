@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grpo_variants import Tokens
 from grpo_variants.tensors.precision import at_least_one
-from grpo_variants_trl.step.step_counts import Window
+from grpo_variants_trl.step.step_counts import StepCounts
 
 
 class EntropyBonus:
@@ -24,24 +24,24 @@ class EntropyBonus:
         """Bind the trainer whose coefficient is used and moved."""
         self.trainer = trainer
 
-    def __call__(self, entropy: Tensor, x: Tokens, window: Window) -> Tensor:
-        """The term to add to a micro-batch's loss."""
+    def __call__(self, entropy: Tensor, x: Tokens, step: StepCounts) -> Tensor:
+        """The term to add to a micro-batch's loss; step: the optimizer step that it belongs to."""
         trainer = self.trainer
-        keep = trainer.variant.tokens(x, window.counts)
+        keep = trainer.variant.tokens(x, step.counts)
         mask = x.mask if keep is None else x.mask & keep
         total = torch.where(mask, entropy, torch.zeros_like(entropy)).sum()
-        if keep is None and window.exact:
-            mean = total * window.counts.grad_average / at_least_one(window.counts.tokens)
+        if keep is None and step.exact:
+            mean = total * step.counts.grad_average / at_least_one(step.counts.tokens)
         else:
             accumulated = trainer.current_gradient_accumulation_steps if trainer.model.training else 1
             mean = total / mask.sum().clamp(min=1) / accumulated
         coefficient = self._coefficient()
         if trainer.model.training:
-            self._observe(total.detach(), mask, last=window.left == 1)
+            self._observe(total.detach(), mask, last=step.left == 1)
         return -coefficient * mean
 
     def _coefficient(self) -> float:
-        """The coefficient of this step; the adaptive one acts only at or below its target."""
+        """The coefficient of this optimizer step; the adaptive one acts only at or below its target."""
         trainer = self.trainer
         if trainer.use_adaptive_entropy and trainer._last_world_entropy > trainer.args.entropy_target:
             return 0.0
@@ -59,14 +59,14 @@ class EntropyBonus:
             trainer._metrics["train"]["entropy_coef"].append(trainer.entropy_coef)
 
     def _adapt(self) -> None:
-        """Move the coefficient by one step towards the target entropy."""
+        """Move the coefficient by its delta towards the target entropy."""
         trainer, args = self.trainer, self.trainer.args
         total, count = trainer.accelerator.reduce(trainer._entropy_window_stats, reduction="sum").tolist()
         trainer._entropy_window_stats = None
-        if count == 0:  # a step without a token says nothing about the entropy
+        if count == 0:  # without a token there is no entropy to adapt to
             return
         entropy = total / count
-        step = args.entropy_coef_delta if entropy <= args.entropy_target else -args.entropy_coef_delta
-        moved = trainer.entropy_coef + step
-        bounded = min(moved, args.entropy_coef_max) if step > 0 else max(moved, args.entropy_coef_min)
+        delta = args.entropy_coef_delta if entropy <= args.entropy_target else -args.entropy_coef_delta
+        moved = trainer.entropy_coef + delta
+        bounded = min(moved, args.entropy_coef_max) if delta > 0 else max(moved, args.entropy_coef_min)
         trainer.entropy_coef, trainer._last_world_entropy = bounded, entropy

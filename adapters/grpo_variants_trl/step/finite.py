@@ -1,4 +1,4 @@
-"""No number that is not finite reaches a log: JSON does not have it, and neither have most who read a log."""
+"""Only finite numbers reach a log: JSON and most readers of a log know no others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ COUNTER = "gv/health/nonfinite_values"
 def take_nonfinite(logs: dict[str, Any], metrics: dict[str, dict[str, list[float]]], mode: str) -> dict[str, float]:
     """Take NaN and infinities out of a log entry and of the trainer's metrics of a mode, whose means join the entry.
 
-    Returns what the entry lacks by that, by the names that it would have had. How many values were taken out is logged
-    under `COUNTER`, where there are any; a reward that no response got, which TRL says by NaN, is none of them.
+    Returns what was taken out, by the names that it would have had. How many values were taken out is logged
+    under `COUNTER`, where there are any; NaN for a reward that no response got, as TRL logs it, is not counted.
     """
     left_out = {name: value for name, value in logs.items() if is_nonfinite(value)}
     for name in left_out:
@@ -32,7 +32,7 @@ def take_nonfinite(logs: dict[str, Any], metrics: dict[str, dict[str, list[float
 
 
 def _is_missing_reward(name: str, value: float) -> bool:
-    """Of whole responses, of steps and of greedy responses alike."""
+    """Of whole responses, of reasoning steps and of greedy responses alike."""
     return name.removeprefix("gv/").startswith(("reward", "step_reward", "greedy_reward")) and math.isnan(value)
 
 

@@ -1,4 +1,4 @@
-"""The health check in TRL: it reads what the trainer logs of each optimizer step, and warns on the main process."""
+"""The health check in TRL: what the trainer logs per optimizer step becomes warnings on the main process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HealthWatch(TrainerCallback):
         self._judged = -1
 
     def rollout(self, largest_advantage: float, without_reward: float, groups: dict[str, float]) -> None:
-        """Take in a generation batch: its largest advantage, its responses without reward, its groups by kind."""
+        """Note a generation batch: its largest advantage, its share of responses without reward, its groups by kind."""
         log = self.trainer._metrics["train"]
         self._rollout = {
             "largest_advantage": largest_advantage,
@@ -40,7 +40,7 @@ class HealthWatch(TrainerCallback):
             self._rollout["overlong"] = log["completions/clipped_ratio"][-1]
 
     def loss(self, found: dict[str, float], loss_tokens: float, on_policy: bool) -> None:
-        """Take in an optimizer step: its metrics by the core's names, and how many tokens count in its loss.
+        """Note an optimizer step: its metrics by the core's names, and how many tokens count in its loss.
 
         Metrics that are means over no token are not in `found`.
         """
@@ -59,7 +59,7 @@ class HealthWatch(TrainerCallback):
         The gradient's norm is on the device: it is read at the first step, and where the trainer reads it for its log.
         """
         trainer = self.trainer
-        if trainer.state.global_step == self._judged:  # the trainer comes by once more at the end of an epoch
+        if trainer.state.global_step == self._judged:  # TRL calls this once more at the end of an epoch
             return
         self._judged = trainer.state.global_step
         reads = self.check.steps == 0 or trainer.control.should_log
@@ -74,13 +74,13 @@ class HealthWatch(TrainerCallback):
             trainer._metrics["train"][f"gv/health/{name}"].append(value)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Sum the run up."""
+        """Print a summary of the run."""
         if state.is_world_process_zero and self.check.steps:
             print(*self.check.summary(), sep="\n", flush=True)
 
 
 def _added_kl(variant: Variant) -> float | None:
-    """The coefficient of a KL term that the member has not as it is registered."""
+    """The coefficient of a KL term that the registered variant does not have."""
     defined = found_exactly(variant.name) or variant
     return variant.kl.beta if variant.kl is not None and defined.kl is None else None
 

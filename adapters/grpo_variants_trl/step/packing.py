@@ -1,8 +1,8 @@
 """Which responses an optimizer step scores, and in which micro-batch: the same gradient with less arithmetic.
 
-A response whose advantage is 0 has no gradient unless something else than the policy term pulls at it, so it is left
-out of the model's forward. The rest are sorted by length, dealt evenly over the step's micro-batches and trimmed to
-their own longest prompt and completion. Weights come from the whole step, so the loss is the one that was asked for.
+A response whose advantage is 0 has no gradient unless a term other than the policy's has one, so it is left out of the
+model's forward. The rest are sorted by length and dealt evenly over the step's micro-batches. Each of those is trimmed
+to its longest prompt and completion. Weights come from the whole step, so the loss stays the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grpo_variants import Counts, Tokens, Variant, row_weights
 from grpo_variants.fast_paths import OFF, VARIABLE, current
 from grpo_variants.objective.compute import loss_of
 from grpo_variants_trl.step.randomness import random_numbers
-from grpo_variants_trl.step.step_counts import KEEP, PROMPT_SIDE, Window, loss_mask
+from grpo_variants_trl.step.step_counts import KEEP, PROMPT_SIDE, StepCounts, loss_mask
 
 _WEIGHT = "gv_weight"
 # Rotations by relative position: a prompt without its padding columns has the same attention. Other kinds depend on a
@@ -30,7 +30,7 @@ _STATELESS_LAYERS = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class Packing:
-    """What may be done with a step's rows without a change of its gradient.
+    """What may be done with an optimizer step's responses without a change of its gradient.
 
     skip: leave out responses of advantage 0. trim_prompts: cut the padding in front of prompts too. multiple: widths
     are multiples of it.
@@ -41,7 +41,7 @@ class Packing:
     multiple: int = 1
 
     def text(self, kept_because: str | None) -> str:
-        """What it does, for a person at the start of a run."""
+        """What it does, for the opening lines of a run."""
         if self.skip:
             return (
                 "responses with advantage 0 are not scored: same gradient, less work; entropy, clip and ratio in the "
@@ -53,7 +53,7 @@ class Packing:
 def choose_packing(trainer: Any, asked: bool | None) -> tuple[Packing | None, str]:
     """What a run may do, and the sentence that says so.
 
-    Raises ValueError where leaving rows out was asked for and would change the gradient.
+    Raises ValueError where leaving responses out was asked for and would change the gradient.
     """
     if asked is False:
         return None, "all responses are scored, as TRL deals them (skip_zero_gradient_rows=False)."
@@ -78,7 +78,7 @@ def choose_packing(trainer: Any, asked: bool | None) -> tuple[Packing | None, st
 
 
 def _against_packing(trainer: Any) -> Iterator[str]:
-    """Why rows cannot move to another micro-batch of the step."""
+    """Why responses cannot move to another micro-batch of the optimizer step."""
     if trainer.aux_loss_enabled:
         yield "the experts' load-balancing loss is one of the whole micro-batch"
     if trainer._is_vlm:
@@ -96,12 +96,12 @@ def _against_skipping(trainer: Any) -> Iterator[str]:
     if trainer._entropy_bonus_enabled:
         yield "the entropy bonus has a gradient for every response"
     if not has_no_gradient_without_advantage(variant):
-        yield f"{variant.name} pulls at the ratio of every response"
+        yield f"{variant.name} has a gradient for every response"
 
 
 @lru_cache(maxsize=256)
 def has_no_gradient_without_advantage(variant: Variant) -> bool:
-    """Whether the policy term's gradient is 0 where advantages are, tried on ratios in and out of every bound."""
+    """Whether the policy term's gradient is 0 where advantages are, tried on ratios inside and outside every bound."""
     moved = torch.tensor([[0.0, 0.1, -0.1, 0.4], [-0.4, 1.5, -1.5, 0.25], [3.0, -3.0, 0.01, -0.25]]).double()
     old = torch.linspace(-7.0, -3.1, 12, dtype=torch.float64).view(3, 4)
     logp = (old + moved).requires_grad_()
@@ -115,7 +115,7 @@ def has_no_gradient_without_advantage(variant: Variant) -> bool:
         row_weights=torch.ones(3),
         draws=torch.full_like(moved, 0.5) if variant.surrogate.draws else None,
     )
-    # A statistic of the step that picks every token: a penalty on the picked ones is a gradient too.
+    # A statistic of the optimizer step that picks every token: a penalty on the picked ones is a gradient too.
     picked = dict.fromkeys(variant.threshold_names, 0.0)
     counts = Counts(tokens=12, sequences=3, prompts=1, length=4, thresholds=picked)
     loss_of(replace(variant, kl=None), x, counts).loss.backward()
@@ -123,7 +123,7 @@ def has_no_gradient_without_advantage(variant: Variant) -> bool:
 
 
 def _has_relative_positions(config: Any) -> bool:
-    """Whether a model's attention does not change when a padding column in front of every prompt goes."""
+    """Whether a model's attention stays the same without a padding column in front of every prompt."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = getattr(text, "layer_types", None) or ()
     if getattr(text, "attention_chunk_size", None) or not set(layers) <= set(_STATELESS_LAYERS):
@@ -136,18 +136,18 @@ def _has_relative_positions(config: Any) -> bool:
 
 
 def pack(
-    packing: Packing, variant: Variant, batches: Sequence[dict[str, Any]], window: Window, accelerator: Any
+    packing: Packing, variant: Variant, batches: Sequence[dict[str, Any]], step: StepCounts, accelerator: Any
 ) -> None:
-    """Put the rows of an optimizer step, this rank's, into new micro-batches, and weigh them as before."""
+    """Put this rank's responses of an optimizer step into new micro-batches, with the weights that they had."""
     rows = _joined(batches)
     lengths = loss_mask(rows).sum(1)
     scored = _has_advantage(rows) if packing.skip else lengths > 0
-    weights = torch.cat(window.weights) if window.weights else row_weights(variant, lengths, window.counts)
+    weights = torch.cat(step.weights) if step.weights else row_weights(variant, lengths, step.counts)
     dealt = _dealt(rows, scored, len(batches))
-    window.batches = [_taken(packing, rows | {_WEIGHT: weights}, chosen) for chosen in dealt]
-    window.weights = [batch.pop(_WEIGHT) for batch in window.batches]
-    window.rows = window.counts.sequences
-    window.counts = _scored_counts(window.counts, lengths, scored, accelerator)
+    step.batches = [_taken(packing, rows | {_WEIGHT: weights}, chosen) for chosen in dealt]
+    step.weights = [batch.pop(_WEIGHT) for batch in step.batches]
+    step.rows = step.counts.sequences
+    step.counts = _scored_counts(step.counts, lengths, scored, accelerator)
 
 
 def _joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _has_advantage(rows: dict[str, Any]) -> Tensor:
 
 
 def _dealt(rows: dict[str, Any], scored: Tensor, count: int) -> list[Tensor]:
-    """Rows of each micro-batch, the longest first; empty where there are fewer rows than micro-batches."""
+    """Responses of each micro-batch, the longest first; empty where there are fewer responses than micro-batches."""
     lengths = rows["prompt_mask"].sum(1) + _extent(rows["completion_mask"])
     chosen = scored.nonzero().flatten()
     chosen = chosen[lengths[chosen].argsort(descending=True, stable=True)]
@@ -175,12 +175,12 @@ def _dealt(rows: dict[str, Any], scored: Tensor, count: int) -> list[Tensor]:
 
 
 def _extent(mask: Tensor) -> Tensor:
-    """Columns up to the last one that is set: [B]."""
+    """Width up to the last column that is set: [B]."""
     return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)
 
 
 def _taken(packing: Packing, rows: dict[str, Any], chosen: Tensor) -> dict[str, Any]:
-    """A micro-batch of some rows, trimmed to them; every forward needs a row, so an empty one has a stand-in."""
+    """A micro-batch of some responses, trimmed to them; where there are none, a stand-in, since a forward needs one."""
     if len(chosen) == 0:
         return _stand_in(packing, rows)
     part = {name: value[chosen] for name, value in rows.items()}
@@ -189,7 +189,7 @@ def _taken(packing: Packing, rows: dict[str, Any], chosen: Tensor) -> dict[str, 
 
 
 def _stand_in(packing: Packing, rows: dict[str, Any]) -> dict[str, Any]:
-    """The shortest prompt with one token, which counts nowhere."""
+    """The shortest prompt with one token, which counts in nothing."""
     shortest = rows["prompt_mask"].sum(1).argmin().unsqueeze(0)
     part = {name: value[shortest] for name, value in rows.items()}
     part[KEEP] = torch.zeros_like(shortest, dtype=torch.bool)

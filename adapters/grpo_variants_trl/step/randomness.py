@@ -1,4 +1,4 @@
-"""Whether a forward pass in training reads random numbers: they would fall on other tokens if rows were moved."""
+"""Whether a forward pass in training draws random numbers: they would fall on other tokens if responses were moved."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _TOKENS = 8
 def random_numbers(trainer: Any) -> str | None:
     """What in a trainer's forward draws at random, and how to switch it off; None where nothing does.
 
-    Settings are looked at by name. What has no name, such as dropout written into the code of a model, shows in two
-    forward passes over one row, which then differ.
+    Settings are found by name. What has no name, such as dropout written into a model's code, is found by two forward
+    passes over one response, which then differ.
     """
     found = next(_named(trainer), None)
     if found is not None:
@@ -30,13 +30,13 @@ def random_numbers(trainer: Any) -> str | None:
     if _repeats(trainer):
         return None
     return (
-        "two forward passes over one row differ, so the model draws random numbers, which would fall on other tokens "
-        "(disable_dropout=True switches off what is a dropout module)"
+        "two forward passes over one response differ, so the model draws random numbers, which would fall on other "
+        "tokens (disable_dropout=True switches off what is a dropout module)"
     )
 
 
 def _named(trainer: Any) -> Iterator[tuple[str, str]]:
-    """Settings that draw at random, each with what switches it off."""
+    """Settings that draw random numbers, each with how to switch it off."""
     for config in getattr(trainer.model, "peft_config", {}).values():
         yield from ((f"{name}={value!r}", f"set {name}=0") for name, value in _positive(vars(config)))
     if trainer.neftune_noise_alpha:
@@ -71,7 +71,7 @@ def _base(model: Any) -> Any:
 
 
 def _repeats(trainer: Any) -> bool:
-    """Whether the log-probabilities of one row are twice the same in training mode, on every rank.
+    """Whether two passes over one response in training mode have the same log-probabilities, on every rank.
 
     The run's own random numbers stay as they are.
     """

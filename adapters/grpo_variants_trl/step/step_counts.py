@@ -1,8 +1,8 @@
-"""Counts of an optimizer step's window: what makes the loss exact whatever the gradient accumulation.
+"""Counts of an optimizer step: they make the loss exact whatever the gradient accumulation.
 
 TRL picks micro-batch `_step % steps_per_generation` from its buffer, and an optimizer step is the next
-`current_gradient_accumulation_steps` of them. With several iterations the same micro-batch falls into different
-windows, so counts belong to the window and are never stored in the buffer.
+`current_gradient_accumulation_steps` of them. With several iterations the same micro-batch is part of several optimizer
+steps, so its counts are never stored in the buffer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grpo_variants.objective.metrics import divisors
 
 GROUP = "gv_group"
 KEEP = "gv_keep"
-# What the host pads in front; everything else of a response it pads behind.
+# What TRL pads in front; everything else of a response it pads at the end.
 PROMPT_SIDE = ("prompt_ids", "prompt_mask")
 
 
@@ -38,12 +38,12 @@ def _rows(inputs: dict[str, Any]) -> Tensor:
 
 
 @dataclass
-class Window:
-    """One optimizer step: its counts, how many micro-batches are left, and row weights where they are needed.
+class StepCounts:
+    """An optimizer step: its counts, how many micro-batches are left, and row weights where they are needed.
 
-    batches: the micro-batches to score in place of the host's, where rows were packed; `counts` are then those of the
-    scored rows, for metrics, and rows is the number of all. on_policy: whether no update lies between the sampling of
-    the responses and this step. exact: whether the counts are those of the whole step.
+    batches: the micro-batches to score in place of TRL's, where responses were packed; `counts` are then those of the
+    scored responses, for metrics, and rows is the number of all. on_policy: whether no update lies between the
+    sampling of the responses and this step. exact: whether the counts are those of the whole step.
     """
 
     counts: Counts
@@ -55,7 +55,7 @@ class Window:
     exact: ClassVar[bool] = True
 
     def next_batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The micro-batch that is next: the host's, or the packed one in its place."""
+        """The micro-batch that is next: TRL's, or the packed one in its place."""
         return inputs if self.batches is None else self.batches[-self.left]
 
     def next_weights(self) -> Tensor | None:
@@ -75,10 +75,10 @@ class Window:
 
 
 @dataclass
-class SpanningWindow(Window):
+class SpanningStepCounts(StepCounts):
     """An optimizer step over two generations, whose counts are not known before its last micro-batch.
 
-    Each micro-batch is weighed by TRL's rule: by the counts of its own generation, times the step's share of it.
+    Each micro-batch is weighted by TRL's rule: by the counts of its own generation, times the step's share of it.
     `counts` and `weights` are those of the micro-batch that is next; counts are its own, over which its metrics are
     means.
     """
@@ -121,7 +121,7 @@ class SpanningWindow(Window):
 
 
 def spans_generations(gradient_accumulation: int, steps_per_generation: int, iterations: int) -> bool:
-    """Whether some optimizer step's window holds micro-batches of two generations."""
+    """Whether some optimizer step holds micro-batches of two generations."""
     return (steps_per_generation * iterations) % gradient_accumulation != 0
 
 
@@ -130,8 +130,8 @@ def has_entropy_bonus(args: Any) -> bool:
     return args.entropy_coef != 0 or args.use_adaptive_entropy
 
 
-def needs_whole_window(variant: Variant, *, entropy_bonus: bool = False) -> bool:
-    """Whether the loss depends on the whole window's responses, and not on their number alone.
+def needs_whole_step(variant: Variant, *, entropy_bonus: bool = False) -> bool:
+    """Whether the loss depends on all responses of the optimizer step, and not on their number alone.
 
     An entropy bonus does, since it is a mean over the step's tokens.
     """
@@ -141,27 +141,28 @@ def needs_whole_window(variant: Variant, *, entropy_bonus: bool = False) -> bool
 
 
 def may_be_approximate(variant: Variant) -> bool:
-    """Whether TRL's rule can stand in for a step's own counts: for no weights by single lengths, and no statistic."""
+    """Whether TRL's rule can replace the step's own counts: not for weights by single lengths, nor for a statistic."""
     rule = variant.aggregation
     return not (rule.of_group or rule.of_step or variant.whole_batch)
 
 
-def open_window(variant: Variant, batches: Sequence[dict[str, Any]], accelerator: Any, length: int | None) -> Window:
-    """Counts over the micro-batches of a window and over every rank."""
+def count_step(variant: Variant, batches: Sequence[dict[str, Any]], accelerator: Any, length: int | None) -> StepCounts:
+    """Counts over the micro-batches of an optimizer step and over every rank."""
     blank = Counts(tokens=0, sequences=0, length=length, grad_average=accelerator.num_processes)
-    window = Window(_counts(_total(accelerator, _counted(batches)), blank), len(batches))
+    step = StepCounts(_counts(_total(accelerator, _counted(batches)), blank), len(batches))
     lengths = torch.cat([loss_mask(batch).sum(1) for batch in batches])
     if variant.aggregation.of_step:
-        window.counts = replace(window.counts, lengths=accelerator.gather(lengths))
+        step.counts = replace(step.counts, lengths=accelerator.gather(lengths))
     if variant.aggregation.of_group:
         groups = torch.cat([batch[GROUP] for batch in batches])
-        _weigh_by_group(window, variant, lengths, groups, accelerator)
-    return window
+        _weigh_by_group(step, variant, lengths, groups, accelerator)
+    return step
 
 
-def spanning_window(accelerator: Any, length: int | None, size: int) -> SpanningWindow:
+def spanning_step(accelerator: Any, length: int | None, size: int) -> SpanningStepCounts:
     """An optimizer step of `size` micro-batches of two generations, each to be counted when it is next."""
-    return SpanningWindow(Counts(tokens=0, sequences=0, length=length, grad_average=accelerator.num_processes), size)
+    blank = Counts(tokens=0, sequences=0, length=length, grad_average=accelerator.num_processes)
+    return SpanningStepCounts(blank, size)
 
 
 def _counted(batches: Sequence[dict[str, Any]]) -> Tensor:
@@ -176,14 +177,14 @@ def _counts(numbers: Tensor, other: Counts) -> Counts:
     return replace(other, tokens=tokens, sequences=sequences, nonempty=nonempty)
 
 
-def _weigh_by_group(window: Window, variant: Variant, lengths: Tensor, groups: Tensor, accelerator: Any) -> None:
-    """Row weights by the tokens that each prompt's group has in this window, on every rank."""
+def _weigh_by_group(step: StepCounts, variant: Variant, lengths: Tensor, groups: Tensor, accelerator: Any) -> None:
+    """Row weights by the tokens that each prompt's group has in this optimizer step, on every rank."""
     every = accelerator.gather(torch.stack([lengths, groups], dim=1))
     trained = every[every[:, 0] > 0, 1]
-    counts = Counts(**{**window.counts.__dict__, "prompts": trained.unique().numel()})
+    counts = Counts(**{**step.counts.__dict__, "prompts": trained.unique().numel()})
     weights = row_weights(variant, every[:, 0], counts, every[:, 1])
     mine = weights.view(accelerator.num_processes, -1)[accelerator.process_index]
-    window.weights = list(mine.chunk(window.left))
+    step.weights = list(mine.chunk(step.left))
 
 
 def _total(accelerator: Any, value: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Statistics of a whole optimizer step, known before its first loss: for the objectives that look at the batch.
+"""Statistics of a whole optimizer step, known before its first loss: for objectives that depend on the whole batch.
 
 A clip that balances the batch, a quantile of its entropies or a choice by covariance depends on every response of the
-step. The step's rows lie in the buffer at its first micro-batch, so one pass without gradient over them, joined over
-the ranks, gives the statistic. Each micro-batch then takes the step's, and the split into micro-batches and ranks no
-longer matters. Dropout is drawn anew in that pass.
+step. The buffer holds the step's responses at its first micro-batch. One pass without gradient over them, joined over
+the ranks, gives the statistic. Each micro-batch then uses it, so the split into micro-batches and ranks does not
+matter. Dropout is drawn anew in that pass.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ DRAWS = "gv_draws"
 
 
 def with_draws(trainer: Any, batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The micro-batches of a step with the random numbers that the objective reads, where it reads any.
+    """The micro-batches of an optimizer step, with the random numbers that the objective reads, if any.
 
-    They belong to the step and not to the buffer, from which a later step may take the same rows.
+    They belong to the step and not to the buffer, from which a later step may take the same responses.
     """
     if not trainer.variant.surrogate.draws:
         return list(batches)
@@ -33,7 +33,7 @@ def with_draws(trainer: Any, batches: Sequence[dict[str, Any]]) -> list[dict[str
 
 
 def step_thresholds(trainer: Any, batches: Sequence[dict[str, Any]]) -> dict[str, Tensor] | None:
-    """The statistics of a step of these micro-batches on every rank, for `Counts.thresholds`; None without any."""
+    """The statistics of an optimizer step over every rank, for `Counts.thresholds`; None without any."""
     if not trainer.variant.whole_batch:
         return None
     with torch.no_grad():
@@ -61,7 +61,7 @@ def _everywhere(accelerator: Any, own: Tokens) -> Tokens:
 def _gathered(accelerator: Any, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    flags = value.dtype == torch.bool  # neither padding nor every backend takes them
+    flags = value.dtype == torch.bool  # padding and some backends refuse booleans
     padded = value.int() if flags else value
     if value.dim() > 1:
         padded = accelerator.pad_across_processes(padded, dim=1)

@@ -79,7 +79,7 @@ def rows_of(micro_batches: list[list[int]]) -> list[int]:
 
 
 def step_counts(mask: torch.Tensor) -> gv.Counts:
-    """Counts of the step from what the ranks hold: a reduction, and the lengths gathered, as a host would do it."""
+    """Counts of the step from what the ranks hold: a reduction, and the lengths gathered, as a trainer does it."""
     local = gv.Counts.of(mask)
     total = torch.tensor([float(local.tokens), float(local.sequences), float(local.nonempty)])
     dist.all_reduce(total)
@@ -99,7 +99,7 @@ def step_counts(mask: torch.Tensor) -> gv.Counts:
 
 
 def thresholds(variant: gv.Variant, x: gv.Tokens) -> dict[str, torch.Tensor]:
-    """Statistics that span the step, of every rank's tokens: a host gathers those."""
+    """Statistics that span the step, of every rank's tokens: a trainer gathers those."""
     read = read_tokens(x)
     found = {}
     if variant.surrogate.whole_batch:
@@ -110,7 +110,7 @@ def thresholds(variant: gv.Variant, x: gv.Tokens) -> dict[str, torch.Tensor]:
 
 
 def one_rank(spec: str, micro_batches: list[list[int]]) -> dict[str, torch.Tensor]:
-    """This rank's part of the step, reduced over the ranks as a host reduces: gradients averaged, metrics added."""
+    """This rank's part of the step, reduced over the ranks as a trainer reduces: gradients averaged, metrics added."""
     variant, x, drawn, parameter = prepared(spec)
     counts = step_counts(x.mask[rows_of(micro_batches)])
     spanning = thresholds(variant, with_policy(x, drawn, parameter.detach()))

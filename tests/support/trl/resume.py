@@ -1,4 +1,4 @@
-"""Real TRL runs whose prompts are numbered, so that it can be told with which of them a resumed run goes on."""
+"""Real TRL runs whose prompts are numbered, so that a test sees with which of them a resumed run continues."""
 
 from itertools import groupby
 

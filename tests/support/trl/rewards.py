@@ -1,4 +1,4 @@
-"""One generation batch of a TRL trainer on given rewards: what the host makes of them, and what a variant does."""
+"""One generation batch of a TRL trainer on given rewards: what TRL makes of them, and what a variant does."""
 
 import grpo_variants_trl as gvt
 from trl import GRPOConfig, GRPOTrainer

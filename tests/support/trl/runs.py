@@ -62,7 +62,7 @@ def weights(trainer):
 def recorded(trainer):
     """Record each micro-batch of a training run: inputs, log-probabilities (with `grad` afterwards), loss, step.
 
-    The trainer then scores every response in the micro-batches that TRL makes, so that the rows can be told.
+    The trainer then scores every response in the micro-batches that TRL makes, so that responses are recognised.
     """
     trainer._packing = None
     seen = []

@@ -1,4 +1,4 @@
-"""TRL's own `_compute_loss`, called on a stub that holds the attributes it reads: host parity in milliseconds."""
+"""TRL's own `_compute_loss`, called on a stub that holds the attributes it reads: parity in milliseconds."""
 
 from collections import defaultdict
 from types import SimpleNamespace

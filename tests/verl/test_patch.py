@@ -1,13 +1,14 @@
-"""extend_host: inputs that verl hands to its own names only, and the last output of a session; and back again."""
+"""extend_host: inputs that verl passes to its own estimators only, and the last output per session; and undone."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from grpo_variants_verl import VariantCallback, extend_host, restore_host
 from grpo_variants_verl.estimator import Estimator
-from grpo_variants_verl.run_config import extra_inputs, read_run
+from grpo_variants_verl.run_config import extra_inputs, read_run_config
 from grpo_variants_verl.settings import Chosen
 from omegaconf import OmegaConf
 from torch.testing import assert_close
@@ -23,7 +24,7 @@ CONFIG = OmegaConf.create({"gamma": 1.0, "adv_estimator": "gv_grpo"})
 
 
 @pytest.fixture
-def host():
+def patched():
     """The modules of verl that choose an estimator's inputs, extended."""
     from verl.trainer.ppo import ray_trainer
     from verl.trainer.ppo.v1 import trainer_base, utils
@@ -45,12 +46,12 @@ def data(rewards, uids, **extra):
     return DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array(uids, dtype=object)})
 
 
-def test_only_the_last_output_of_a_session_is_a_response(host):
+def test_only_the_last_output_of_a_session_is_a_response(patched):
     """Prompt a: session 0 has outputs of 2 turns, session 1 one. Rewards 1 and 0: +-0.7071, on every row of a session.
 
     Counted row by row, as without the extension, the group would be 1, 1, 0.
     """
-    _, utils, trainer_base = host
+    _, utils, trainer_base = patched
     keys = ["a_0_0", "a_0_1", "a_1_0"]
     found = trainer_base.compute_advantage_for_multi_trajectories(
         data([1.0, 1.0, 0.0], ["a", "a", "a"]), keys, adv_estimator="gv_grpo", config=CONFIG
@@ -86,9 +87,9 @@ def with_options(text, estimator):
         ("gv_reinforce", "credit=reward_to_go,credit.gamma=0.9", "credit=outcome"),
     ],
 )
-def test_a_token_credit_with_several_outputs_is_refused_with_a_way_out_that_works(host, estimator, options, fixed):
+def test_a_token_credit_with_several_outputs_is_refused_with_a_way_out_that_works(patched, estimator, options, fixed):
     """The rule of the run decides, not the one that is registered: reinforce alone has one advantage per response."""
-    _, utils, _ = host
+    _, utils, _ = patched
     keys = ["a_0_0", "a_0_1", "a_1_0"]
 
     def advantages(text):
@@ -105,14 +106,14 @@ def test_a_token_credit_with_several_outputs_is_refused_with_a_way_out_that_work
     assert found[0, 0] > found[2, 0]
 
 
-def test_a_mean_over_prompts_weighs_every_output_of_a_session(host):
+def test_a_mean_over_prompts_weighs_every_output_of_a_session(patched):
     """Prompt a has sessions of 3 + 1 and of 2 tokens, prompt b of 2 and of 2: together each weighs a half.
 
     Session 0 of a has its output of 3 tokens first and one of 1 token last. 10 tokens in all, two prompts: the scale of
     a token mean to prompt_mean is 10 / (2 * 6) for a and 10 / (2 * 4) for b. By the last outputs alone it would be
     7 / (2 * 3) and 7 / (2 * 4), so that a weighed two thirds.
     """
-    _, utils, _ = host
+    _, utils, _ = patched
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 0]])
     rewards = torch.zeros(5, 3)
     rewards[torch.arange(5), mask.sum(1) - 1] = torch.tensor([9.0, 1.0, 0.0, 1.0, 0.0])
@@ -129,8 +130,8 @@ def test_a_mean_over_prompts_weighs_every_output_of_a_session(host):
     assert by_prompt[:3].sum().item() == pytest.approx(by_prompt[3:].sum().item())
 
 
-def test_what_verl_keeps_for_its_own_names_is_handed_over(host, monkeypatch):
-    ray_trainer, _, _ = host
+def test_what_verl_keeps_for_its_own_estimators_is_passed_on(patched, monkeypatch):
+    ray_trainer, _, _ = patched
     seen = {}
 
     def spy(self, token_level_rewards, response_mask, **inputs):
@@ -145,8 +146,8 @@ def test_what_verl_keeps_for_its_own_names_is_handed_over(host, monkeypatch):
     assert seen["index"].tolist() == ["a", "a"]
 
 
-def test_verls_own_estimators_are_computed_as_before(host):
-    ray_trainer, _, _ = host
+def test_verls_own_estimators_are_computed_as_before(patched):
+    ray_trainer, _, _ = patched
     before = ray_trainer.compute_advantage.__wrapped__(
         data([1.0, 0.0, 0.5], ["a", "a", "b"]), adv_estimator="rloo", config=CONFIG
     )
@@ -154,7 +155,7 @@ def test_verls_own_estimators_are_computed_as_before(host):
     assert_close(after.batch["advantages"], before.batch["advantages"])
 
 
-def test_a_run_extends_its_host_where_its_configuration_says_so(tmp_path):
+def test_a_run_patches_verl_where_its_configuration_says_so(tmp_path):
     from verl.trainer.ppo.v1 import utils
     from verl_configs import composed
 
@@ -168,7 +169,9 @@ def test_a_run_extends_its_host_where_its_configuration_says_so(tmp_path):
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredMass(GroupMean):
-    """A baseline of a user's own, of what verl hands to its optimal token baseline only."""
+    """A baseline of a user's own, of what verl passes to its optimal token baseline only."""
+
+    reads: ClassVar[tuple[str, ...]] = ("sum_pi_squared",)
 
     def __call__(self, rewards, samples):
         return samples.need("sum_pi_squared", "baseline=SquaredMass").mean(1) + super().__call__(rewards, samples)
@@ -185,9 +188,9 @@ def test_an_input_for_verls_own_names_is_refused_with_the_line_that_fixes_it():
     assert list(advantage_refusals(variant, ("old_logp", "sum_pi_squared"))) == []
 
 
-def test_an_extended_host_runs_such_an_estimator(host, monkeypatch):
-    """Rewards 1 and 0, masses 0.5 and 0.25 a token: 1 - (0.5 + 0.5) and 0 - (0.5 + 0.25)."""
-    ray_trainer, _, _ = host
+def test_a_patched_verl_runs_such_an_estimator(patched, monkeypatch):
+    """Rewards 1 and 0, masses 0.5 and 0.25 per token: 1 - (0.5 + 0.5) and 0 - (0.5 + 0.25)."""
+    ray_trainer, _, _ = patched
     variant = replace(gv.get("rloo"), name="squared_mass", baseline=SquaredMass())
     monkeypatch.setattr("grpo_variants_verl.estimator.estimator_choice", lambda name, config: Chosen(variant, {}))
     extra = {"sum_pi_squared": torch.tensor([[0.5, 0.5], [0.25, 0.25]])}
@@ -195,10 +198,10 @@ def test_an_extended_host_runs_such_an_estimator(host, monkeypatch):
     assert_close(found.batch["advantages"], torch.tensor([[0.0, 0.0], [-0.75, -0.75]]))
 
 
-@pytest.mark.parametrize(("v1", "extra"), [(True, ("old_logp",)), (False, ("old_logp", "sum_pi_squared"))])
-def test_what_an_extended_host_hands_over(v1, extra):
+@pytest.mark.parametrize(("v1", "extra"), [(True, {"old_logp"}), (False, {"old_logp", "sum_pi_squared"})])
+def test_what_a_patched_verl_passes_on(v1, extra):
     """The V1 trainer does not put the sum of squared probabilities where advantages are computed."""
     computed = "actor_rollout_ref.actor.calculate_sum_pi_squared=True"
     words = ["algorithm.adv_estimator=gv_rloo", f"trainer.use_v1={v1}", computed]
-    assert extra_inputs(read_run(composed(*words))) == ()
-    assert extra_inputs(read_run(composed(*words, "+algorithm.grpo_variants.extend_host=True"))) == extra
+    assert extra_inputs(read_run_config(composed(*words))) == set()
+    assert extra_inputs(read_run_config(composed(*words, "+algorithm.grpo_variants.extend_host=True"))) == extra

@@ -1,4 +1,4 @@
-"""Child of test_process_two_processes.py: one rank of real TRL runs with step rewards and a moving reference."""
+"""Child of test_process_rewards_two_processes.py: one rank of TRL runs with step rewards and a moving reference."""
 
 import sys
 from pathlib import Path

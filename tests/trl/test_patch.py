@@ -1,4 +1,4 @@
-"""The stock trainer taught the gv_ loss types: explicit, reversible, and without effect on anything else."""
+"""The patch that gives the stock trainer the gv_ loss types: explicit, reversible, and no effect on anything else."""
 
 import re
 

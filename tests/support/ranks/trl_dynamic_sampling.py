@@ -75,7 +75,7 @@ def run(folder):
         "batches": found,
         "rounds": everywhere(logged(trainer, "gv/filter/rounds")),
         "gradient": sum(m["logp"].grad.abs().sum().item() for m in seen),
-        "drawn": everywhere(trainer._refill.stream.drawn),
+        "drawn": everywhere(trainer._dynamic_sampling.stream.drawn),
     }
 
 

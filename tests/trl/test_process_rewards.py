@@ -7,7 +7,7 @@ import statistics
 import grpo_variants_trl as gvt
 import pytest
 import torch
-from grpo_variants_trl.rollout.process_rewards import Steps
+from grpo_variants_trl.rollout.process_rewards import ReasoningSteps
 from support import tiny_model
 from support.trl.rewards import rollouts
 from support.trl.runs import logged, make, recorded, weights
@@ -268,7 +268,7 @@ def test_signal_of_steps():
         [[1, 2], [1, 0], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [2, 0], [1, 0], [0, 2], [1, 2], [1, 2]]
     )
     rewards = [[1, 1], [1, 0], [1, 1], [1, 0], [0, 1], [0, 1], [1, 1], [2, 0], [1, 0], [0, 2], [1, 1], [0, 1]]
-    steps = Steps(ends, torch.tensor(rewards).float(), torch.full((12,), 2))
+    steps = ReasoningSteps(ends, torch.tensor(rewards).float(), torch.full((12,), 2))
     valid = torch.arange(12) != 11
     assert steps.with_signal(torch.arange(12) // 2, valid).view(6, 2).tolist() == [
         [kept] * 2 for kept in (False, True, True, True, True, False)

@@ -130,7 +130,7 @@ def test_an_extra_column_that_has_not_one_value_a_response_is_named(tmp_path):
         batch_of(trainer_of(tmp_path, reward))
 
 
-def test_extra_columns_and_metrics_of_reward_functions_survive_a_refill(tmp_path):
+def test_extra_columns_and_metrics_of_reward_functions_survive_dynamic_sampling(tmp_path):
     scripted = Scripted("s0s1", "s0ss")
 
     def reward(log_extra, log_metric, **kwargs):
@@ -281,7 +281,7 @@ def test_evaluation_draws_nothing_again(tmp_path):
     assert sum(len(call["prompts"]) for call in scripted.seen) == 8 * G
 
 
-def test_accumulation_and_iterations_train_on_the_refilled_batch(tmp_path):
+def test_accumulation_and_iterations_train_on_the_filled_batch(tmp_path):
     """Two micro-batches a step, two iterations: each step has all 16 responses, none of a group without signal."""
     scripted = Scripted("s0s1", "s0ss")
     trainer = trainer_of(
@@ -319,33 +319,32 @@ def test_resume_goes_on_with_the_next_prompts(tmp_path):
     reward = Scripted("0sss", "s0")
     resumed = trainer_of(tmp_path / "resumed", reward, **saving)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
-    assert resumed._refill.stream.drawn == whole._refill.stream.drawn
+    assert resumed._dynamic_sampling.stream.drawn == whole._dynamic_sampling.stream.drawn
     assert reward.seen[1]["prompts"][0] == whole.reward_funcs[0].seen[3]["prompts"][0]
 
 
-def test_data_sets_that_cannot_refill_are_refused_at_the_start(tmp_path):
+def test_data_sets_that_dynamic_sampling_cannot_draw_from_are_refused_at_the_start(tmp_path):
     few = Dataset.from_list([{"prompt": "0 1"}])
     with pytest.raises(ValueError, match=r"a batch has 2 prompts and the data set only 1\. Give at least as many"):
         make(tmp_path, "gv_dapo", train_dataset=few)
     images = Dataset.from_list([{"prompt": "0 1", "image": None}] * 8)
-    with pytest.raises(
-        ValueError, match=r"of text prompts only, and the data set has 'image'\. Set filter.max_rounds=0"
-    ):
+    text = r"draws new groups for text prompts only, and the data set has 'image'\. Set filter.max_rounds=0"
+    with pytest.raises(ValueError, match=text):
         make(tmp_path, "gv_dapo", train_dataset=images)
     with pytest.raises(ValueError, match="compares the responses of a prompt, and num_generations=1 leaves none"):
         make(tmp_path, "gv_reinforce,filter=zero_variance", num_generations=1)
 
 
-def test_refilled_rows_are_as_the_hosts_own(tmp_path):
-    """One object a response, and no column that the host leaves out."""
+def test_rows_of_new_prompts_are_as_trls_own(tmp_path):
+    """One object per response, and no column that TRL leaves out."""
     rows = numbered().map(lambda row: {"notes": {"text": row["prompt"]}, "answer": 1})
     trainer = make(tmp_path, "gv_dapo", train_dataset=rows)
-    first, second = trainer._refill._draw(2, set())[:2]
+    first, second = trainer._dynamic_sampling._draw(2, set())[:2]
     assert first == second
     assert first["notes"] is not second["notes"]
     assert set(first) == {"prompt", "notes", "answer"}
     trainer = make(tmp_path, "gv_dapo", train_dataset=rows, remove_unused_columns=True)
-    assert [set(row) for row in trainer._refill._draw(2, set())] == [{"prompt"}] * 8
+    assert [set(row) for row in trainer._dynamic_sampling._draw(2, set())] == [{"prompt"}] * 8
 
 
 def generated(count):
@@ -353,7 +352,7 @@ def generated(count):
     return IterableDataset.from_generator(lambda: ({"prompt": " ".join(f"{i + 1:b}")} for i in range(count)))
 
 
-def test_a_stream_that_does_not_know_its_columns_refills(tmp_path):
+def test_dynamic_sampling_draws_from_a_stream_that_does_not_know_its_columns(tmp_path):
     scripted = Scripted("s0s1", "s0ss")
     flags = dict(per_device_train_batch_size=4 * G, max_steps=1, remove_unused_columns=True)
     trainer = make(tmp_path, "gv_dapo,overlong=keep", rewards=[scripted], train_dataset=generated(64), **flags)
@@ -391,7 +390,7 @@ def test_every_epoch_has_every_prompt_once_in_another_order():
 
 
 def test_a_stream_is_shuffled_anew_every_epoch_too():
-    """In its own order it would give the prompts that the host's next batches have."""
+    """In its own order it would give the prompts of TRL's next batches."""
 
     def epochs(shuffle):
         stream = PromptStream(generated(8), seed=3, shuffle=shuffle)

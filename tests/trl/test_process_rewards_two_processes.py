@@ -6,7 +6,7 @@ from support import torchrun
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return torchrun.ranks("trl_process.py", tmp_path_factory.mktemp("ranks"))
+    return torchrun.ranks("trl_process_rewards.py", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_step_rewards_of_both_ranks_are_one_batch(ranks):
 def test_the_reference_moves_on_both_ranks(ranks, kind):
     for found in (rank[kind] for rank in ranks):
         kl = found["kl"]
-        # Steps 1, 3 and 5 train on the first rollouts after a reset, steps 2 and 4 one step later.
+        # Optimizer steps 1, 3 and 5 train on the first rollouts after a reset, steps 2 and 4 one step later.
         assert [kl[0], kl[2], kl[4]] == pytest.approx([0, 0, 0], abs=1e-9)
         assert min(kl[1], kl[3]) > 1e-6
         assert found["resets"] == 2

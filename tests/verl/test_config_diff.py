@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 from grpo_variants_verl.cards import make_card
-from grpo_variants_verl.run_config import read_run, refusals, reports
+from grpo_variants_verl.run_config import read_run_config, refusals, reports
 from verl_configs import composed, validated
 
 import grpo_variants as gv
@@ -102,20 +102,20 @@ REFUSED = {
             f"{LOSS}=gv_dapo",
             *loss_options("tokens=all"),
         ],
-        "grpo_variants.options: surrogate, surrogate.cap belongs to the other end.",
+        "grpo_variants.options: surrogate, surrogate.cap belongs to the other stage.",
         [f"{later('scale=none')} {loss_later('tokens=all,surrogate=cispo,surrogate.cap=4')}"],
     ),
     "a loss's axis at the estimator, with a loss of verl's": (
         [f"{ESTIMATOR}=gv_grpo", options("surrogate.high=0.3")],
-        "surrogate.high belongs to the other end.",
+        "surrogate.high belongs to the other stage.",
         [f"{later('')} {LOSS}=gv_grpo {loss_later('surrogate.high=0.3', class_too=True)}"],
     ),
     "an estimator's axis at the loss": (
         [f"{LOSS}=gv_grpo", *loss_options("scale=none")],
-        "policy_loss.options: scale belongs to the other end.",
+        "policy_loss.options: scale belongs to the other stage.",
         [f"{ESTIMATOR}=gv_grpo {later('scale=none')} {loss_later('')}"],
     ),
-    "a rollout axis at an end": (
+    "a rollout axis at a stage": (
         [f"{ESTIMATOR}=gv_grpo", options("scale=none,filter=zero_variance,filter.metric=acc")],
         "filter, filter.metric acts while responses are sampled, which verl does.",
         [f"algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc {later('scale=none')}"],
@@ -274,7 +274,7 @@ REFUSED = {
     ),
     "another aggregation at the estimator": (
         [f"{ESTIMATOR}=gv_grpo", options("aggregation=token_mean")],
-        "aggregation belongs to the other end",
+        "aggregation belongs to the other stage",
         [f"{later('')} {LOSS}=gv_grpo {loss_later('aggregation=token_mean', class_too=True)}"],
     ),
     "a correction that verl does not apply": (
@@ -385,7 +385,7 @@ REFUSED = {
             f"{ROLLOUT}.calculate_log_probs=True {loss_later('surrogate.high=0.3,correction=token_truncate')}",
         ],
     ),
-    "ends that do not go together": (
+    "stages that do not go together": (
         [f"{ESTIMATOR}=gv_reinforce_pp", options("singleton=zero"), f"{LOSS}=gv_gspo"],
         "ratio=sequence has one value per response and takes one advantage per response, not one per token",
         [
@@ -628,7 +628,7 @@ REPORTED = {
     ),
     "an agent loop of one's own": (
         [f"{ESTIMATOR}=gv_grpo", f"{ROLLOUT}.agent.default_agent_loop=mine"],
-        "an agent loop of your own may give several outputs a session, each of which counts as a response of its",
+        "an agent loop of your own may give several outputs per session, each of which counts as a response of its",
         ["++algorithm.grpo_variants.extend_host=True"],
     ),
     "several outputs under a mean over prompts": (
@@ -729,10 +729,10 @@ CROWDED = (
 )
 
 
-def findings(*words):
+def shown(*words):
     """What is refused, or else what is reported; a card is made where nothing is refused."""
     try:
-        run = read_run(composed(*words))
+        run = read_run_config(composed(*words))
         lines = list(refusals(run))
         lines = lines or (make_card(run) and list(reports(run)))
     except ValueError as error:
@@ -743,13 +743,13 @@ def findings(*words):
 @pytest.mark.parametrize("crowd", [(), CROWDED], ids=["verl's own", "crowded"])
 @pytest.mark.parametrize("name", gv.names())
 def test_every_way_out_of_every_variant_works(name, crowd):
-    """Its two ends as a user writes them, in verl's own configuration and in one that differs everywhere."""
+    """Its estimator and loss as a user writes them, in verl's own configuration and in one that differs everywhere."""
     words = (f"{ESTIMATOR}=gv_{name}", f"{LOSS}=gv_{name}", *crowd)
-    found = findings(*words)
+    found = shown(*words)
     assert found or not crowd
     for text, ways in found:
         for way in ways:
-            assert text not in [left for left, _ in findings(*words, *shlex.split(way))], way
+            assert text not in [left for left, _ in shown(*words, *shlex.split(way))], way
 
 
 def test_a_member_without_a_deviation_has_nothing_to_say_to_verls_switch_for_it(reported):
