@@ -155,7 +155,7 @@ def gradients_agree(trainers: dict[str, Any], batch: dict[str, Any]) -> None:
 def gradient(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     """Forward and backward of the batch as one optimizer step."""
     trainer.model.train()
-    trainer._buffered_inputs, trainer._step, trainer._window = [batch], 0, None
+    trainer._buffered_inputs, trainer._step, trainer._step_counts = [batch], 0, None
     trainer.current_gradient_accumulation_steps = 1
     trainer._compute_loss(trainer.model, dict(batch)).backward()
     found = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])

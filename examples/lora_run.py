@@ -15,7 +15,7 @@ from typing import Any
 import grpo_variants_trl as gvt
 import torch
 from datasets import Dataset
-from grpo_variants_trl.config.refusals import check_host
+from grpo_variants_trl.config.refusals import check_supported
 from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
 from peft import LoraConfig
@@ -82,7 +82,7 @@ class Settings:
             report_to="none",
             disable_tqdm=True,
         )
-        check_host(config.choice, config, {})
+        check_supported(config.choice, config, {})
         return config
 
     def lora(self) -> LoraConfig:

@@ -14,7 +14,7 @@ from trl.scripts import grpo
 
 from grpo_variants.tensors.checks import unknown
 from grpo_variants_trl.config.grpo_config import VariantGRPOConfig
-from grpo_variants_trl.config.refusals import check_host
+from grpo_variants_trl.config.refusals import check_supported
 from grpo_variants_trl.trainer import VariantGRPOTrainer
 
 # The reward functions that TRL 1.16's script takes by their bare name.
@@ -44,7 +44,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Any, ...]:
         parsed = parser.parse_args_and_config(given)
         script, config, _, mixture = parsed
         if config.choice is not None:
-            check_host(config.choice, config, {})
+            check_supported(config.choice, config, {})
         _check_reward_functions(script)
         if not script.dataset_name and not mixture.datasets:
             raise ValueError("--dataset_name is missing: the prompts to train on, a folder or a name on the hub.")

@@ -20,7 +20,7 @@ from grpo_variants_trl.config.builtins import opening
 from grpo_variants_trl.config.grpo_config import choice_of
 from grpo_variants_trl.config.live_settings import LiveSettings
 from grpo_variants_trl.config.overridden_methods import OverriddenMethods
-from grpo_variants_trl.config.refusals import check_filter_metric, check_host
+from grpo_variants_trl.config.refusals import check_filter_metric, check_supported
 from grpo_variants_trl.rollout.dynamic_sampling import DynamicSampling, draws_again
 from grpo_variants_trl.rollout.eos import stop_tokens, turn_ends
 from grpo_variants_trl.rollout.greedy import GreedyBaseline
@@ -60,7 +60,7 @@ class VariantGRPOTrainer(RolloutStage, CountingStage, ObjectiveStage, LogStage, 
             super().__init__(*args, **kwargs)
             self.add_callback(Opening(opening(self.args)))
             return
-        check_host(self._choice, config, given)
+        check_supported(self._choice, config, given)
         with plain_init(given.get("model")):  # TRL makes a second adapter of a model that comes with one
             super().__init__(*args, **kwargs)
         check_filter_metric(self.variant, self.reward_func_names)

@@ -16,7 +16,7 @@ from grpo_variants.trainers.trl.words import FLAG_KEYS, FLAGS
 from grpo_variants.variant import Variant
 from grpo_variants_trl.checkpoint.reference_adapter import POLICY, REFERENCE, splits_weights
 from grpo_variants_trl.config.flags import Choice, tuned
-from grpo_variants_trl.config.refusals import check_host
+from grpo_variants_trl.config.refusals import check_supported
 from grpo_variants_trl.step.packing import choose_packing, has_no_gradient_without_advantage
 
 # Flags that TRL reads from an attribute of its trainer; `epsilon` has another name there.
@@ -95,7 +95,7 @@ class LiveSettings:
         """Let the trainer train another variant, and record what differs."""
         trainer, before = self.trainer, self.trainer.variant
         choice = Choice(variant, trainer._choice.origins)
-        check_host(choice, trainer.args, self.given)
+        check_supported(choice, trainer.args, self.given)
         trainer._choice = choice
         if _what_is_scored(before) != _what_is_scored(variant):
             asked = getattr(trainer.args, "skip_zero_gradient_rows", None)

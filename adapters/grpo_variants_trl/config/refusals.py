@@ -25,7 +25,7 @@ from grpo_variants_trl.step.step_counts import (
 )
 
 
-def check_host(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> None:
+def check_supported(choice: Choice, args: GRPOConfig, given: Mapping[str, Any]) -> None:
     """Raise ValueError for what TRL cannot do for a variant, with what to set instead.
 
     given: the trainer's other arguments by name, as far as they are known.

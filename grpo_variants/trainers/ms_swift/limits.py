@@ -206,6 +206,6 @@ def notes(variant: Variant) -> Iterator[str]:
         yield "a batch that stays short is replaced by the first batch, groups without signal included"
     if variant.overlong.punishes:
         yield (
-            "add soft_overlong to --reward_funcs, with the factor as its weight in --reward_weights; its reward counts in "
-            "the filter"
+            "add soft_overlong to --reward_funcs, with the factor as its weight in --reward_weights; "
+            "its reward counts in the filter"
         )
