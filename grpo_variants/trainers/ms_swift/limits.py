@@ -14,6 +14,7 @@ from grpo_variants.objective.correction import GeometricTruncate, OffPolicyMask,
 from grpo_variants.objective.kl import K1, K3
 from grpo_variants.objective.ratio import NoRatio
 from grpo_variants.objective.surrogate import Cispo, Clip, Fipo, Reinforce
+from grpo_variants.rollout.overlong import Penalty
 from grpo_variants.spelling import written
 from grpo_variants.trainers.command_line import choice_refused, field_refused
 from grpo_variants.trainers.ms_swift.words import (
@@ -204,8 +205,6 @@ def notes(variant: Variant) -> Iterator[str]:
         yield "the correction needs vLLM 0.10.2 or newer; without its log-probabilities it is off without a message"
     if variant.filter.drops:
         yield "a batch that stays short is replaced by the first batch, groups without signal included"
-    if variant.overlong.punishes:
-        yield (
-            "add soft_overlong to --reward_funcs, with the factor as its weight in --reward_weights; "
-            "its reward counts in the filter"
-        )
+    if isinstance(variant.overlong, Penalty):
+        weight = f"add soft_overlong to --reward_funcs, with weight {variant.overlong.factor} in --reward_weights"
+        yield f"{weight}; its reward counts in the filter"
