@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from grpo_variants.axes import choice_name
 from grpo_variants.spelling import written
+from grpo_variants.variant import Variant
 
 # A flag and its values; none for a switch.
 Flags = Mapping[str, tuple[object, ...]]
@@ -27,3 +28,11 @@ def choice_refused(axis: str, part: object, reason: str) -> str:
 def field_refused(key: str, value: object, reason: str) -> str:
     """A refusal of a field's value: `axis.field=value: reason`."""
     return f"{key}={written(value)}: {reason}"
+
+
+def chosen_rewards_refused(variant: Variant, trainer: str) -> Iterator[str]:
+    """Refusals of selection and transform: the trainer uses every response and its reward as it is."""
+    for axis in ("selection", "transform"):
+        part = getattr(variant, axis)
+        if choice_name(axis, part) != "none":
+            yield choice_refused(axis, part, f"{trainer} uses every response and its reward as it is. Set {axis}=none.")

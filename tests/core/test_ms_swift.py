@@ -1,13 +1,12 @@
 """`translate --to ms-swift`: the printed flags of ms-swift 4.6, and what they cannot express, by name."""
 
 import pytest
+from support.command_line import flags, lines, refused_keys
 from typer.testing import CliRunner
 
 import grpo_variants as gv
 from grpo_variants.cli.app import app
-from grpo_variants.trainers import TRAINERS
 
-MS_SWIFT = TRAINERS["ms-swift"]
 # The keys that each member is refused for; the others run.
 REFUSED = {
     "reinforce": ("baseline=none", "surrogate=reinforce, aggregation=sequence_sum"),
@@ -95,22 +94,9 @@ START = "--rlhf_type grpo --advantage_estimator grpo --scale_rewards group --kl_
 RESAMPLED = " --dynamic_sample true --max_resample_times 11"
 
 
-def lines(spec):
-    return list(MS_SWIFT.translate(gv.get(spec)))
-
-
-def flags(spec):
-    return [line.removesuffix(" \\") for line in lines(spec) if not line.startswith("# ")]
-
-
-def keys(spec):
-    variant = gv.get(spec)
-    return tuple(reason.removeprefix(f"{variant.name}: ").split(": ")[0] for reason in MS_SWIFT.refusals(variant))
-
-
 @pytest.mark.parametrize("name", gv.names())
 def test_every_member_runs_or_is_refused_for_these_keys(name):
-    assert keys(name) == REFUSED.get(name, ())
+    assert refused_keys("ms-swift", name) == REFUSED.get(name, ())
     assert (name in RUNS) == (name not in REFUSED)
 
 
@@ -211,7 +197,7 @@ def test_every_member_runs_or_is_refused_for_these_keys(name):
     ],
 )
 def test_the_flags_of(spec, wanted):
-    assert " ".join(flags(spec)) == wanted
+    assert flags("ms-swift", spec) == wanted
 
 
 @pytest.mark.parametrize(
@@ -250,25 +236,26 @@ def test_the_flags_of(spec, wanted):
     ],
 )
 def test_what_it_cannot_express_is_refused_by_name(spec, key):
-    assert keys(spec) == (key,)
+    assert refused_keys("ms-swift", spec) == (key,)
     with pytest.raises(ValueError, match=f"{gv.get(spec).name}: {key}"):
-        lines(spec)
+        lines("ms-swift", spec)
 
 
 def test_the_notes_say_what_it_does_otherwise():
-    text = "\n".join(lines("tis"))
+    text = "\n".join(lines("ms-swift", "tis"))
     for note in ("1e-4 is added", "--temperature is 0.9", "truncated tokens stay", "vLLM 0.10.2", "first batch"):
         assert note in text
-    assert "with weight 0.5 in" in "\n".join(lines("dapo,overlong=penalty,overlong.buffer=64,overlong.factor=0.5"))
-    assert "clamped at 10" in "\n".join(lines("grpo"))
-    assert "of each micro-batch" in "\n".join(lines("forking_tokens"))
-    assert "on policy only" in "\n".join(lines("rloo,aggregation=constant"))
+    penalty = "dapo,overlong=penalty,overlong.buffer=64,overlong.factor=0.5"
+    assert "with weight 0.5 in" in "\n".join(lines("ms-swift", penalty))
+    assert "clamped at 10" in "\n".join(lines("ms-swift", "grpo"))
+    assert "of each micro-batch" in "\n".join(lines("ms-swift", "forking_tokens"))
+    assert "on policy only" in "\n".join(lines("ms-swift", "rloo,aggregation=constant"))
 
 
 def test_the_command_prints_them():
     done = CliRunner().invoke(app, ["translate", "gspo", "--to", "ms-swift"])
     assert done.exit_code == 0
-    assert done.output.splitlines() == lines("gspo")
+    assert done.output.splitlines() == lines("ms-swift", "gspo")
     refused = CliRunner().invoke(app, ["translate", "rloo", "--to", "ms-swift"])
     assert str(refused.exception) == (
         "rloo: surrogate=reinforce, aggregation=sequence_sum: no loss type of ms-swift has the two together. "

@@ -1,14 +1,13 @@
 """`translate --to openrlhf`: the printed flags of OpenRLHF 0.11, and what they cannot express, by name."""
 
 import pytest
+from support.command_line import flags, lines, refused_keys
 from typer.testing import CliRunner
 
 import grpo_variants as gv
 from grpo_variants.cli.app import app
-from grpo_variants.trainers import TRAINERS
 from grpo_variants.trainers.openrlhf.words import ESTIMATORS
 
-OPENRLHF = TRAINERS["openrlhf"]
 # The keys that each member is refused for; the others run.
 REFUSED = {
     "reinforce": ("baseline=none, scale=none", "aggregation=sequence_sum"),
@@ -98,22 +97,9 @@ REFUSED = {
 RUNS = {"gspo", "gspo_token", "reinforce_pp", "reinforce_pp_baseline", "two_sided", "icepop", "glm5"}
 
 
-def lines(spec):
-    return list(OPENRLHF.translate(gv.get(spec)))
-
-
-def flags(spec):
-    return [line.removesuffix(" \\") for line in lines(spec) if not line.startswith("# ")]
-
-
-def keys(spec):
-    variant = gv.get(spec)
-    return tuple(reason.removeprefix(f"{variant.name}: ").split(": ")[0] for reason in OPENRLHF.refusals(variant))
-
-
 @pytest.mark.parametrize("name", gv.names())
 def test_every_member_runs_or_is_refused_for_these_keys(name):
-    assert keys(name) == REFUSED.get(name, ())
+    assert refused_keys("openrlhf", name) == REFUSED.get(name, ())
     assert (name in RUNS) == (name not in REFUSED)
 
 
@@ -176,7 +162,7 @@ def test_every_member_runs_or_is_refused_for_these_keys(name):
     ],
 )
 def test_the_flags_of(spec, wanted):
-    assert " ".join(flags(spec)) == wanted
+    assert flags("openrlhf", spec) == wanted
 
 
 @pytest.mark.parametrize(
@@ -211,13 +197,13 @@ def test_the_flags_of(spec, wanted):
     ],
 )
 def test_what_it_cannot_express_is_refused_by_name(spec, key):
-    assert keys(spec) == (key,)
+    assert refused_keys("openrlhf", spec) == (key,)
     with pytest.raises(ValueError, match=f"{gv.get(spec).name}: {key}"):
-        lines(spec)
+        lines("openrlhf", spec)
 
 
 def test_the_notes_say_what_it_does_otherwise():
-    text = "\n".join(lines("rloo,aggregation=sequence_mean,filter=zero_variance"))
+    text = "\n".join(lines("openrlhf", "rloo,aggregation=sequence_mean,filter=zero_variance"))
     for note in ("on policy only", "clipped at 10", "without a token is left out", "0 < mean score < 1"):
         assert note in text
 
@@ -225,7 +211,7 @@ def test_the_notes_say_what_it_does_otherwise():
 def test_the_command_prints_them():
     done = CliRunner().invoke(app, ["translate", "gspo", "--to", "openrlhf"])
     assert done.exit_code == 0
-    assert done.output.splitlines() == lines("gspo")
+    assert done.output.splitlines() == lines("openrlhf", "gspo")
     refused = CliRunner().invoke(app, ["translate", "dr_grpo", "--to", "openrlhf"])
     assert str(refused.exception) == (
         "dr_grpo: aggregation=constant: OpenRLHF averages over tokens or over responses. Set aggregation=token_mean or "

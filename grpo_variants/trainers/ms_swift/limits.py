@@ -16,7 +16,7 @@ from grpo_variants.objective.ratio import NoRatio
 from grpo_variants.objective.surrogate import Cispo, Clip, Fipo, Reinforce
 from grpo_variants.rollout.overlong import Penalty
 from grpo_variants.spelling import written
-from grpo_variants.trainers.command_line import choice_refused, field_refused
+from grpo_variants.trainers.command_line import choice_refused, chosen_rewards_refused, field_refused
 from grpo_variants.trainers.ms_swift.words import (
     CORRECTIONS,
     LARGEST_EPS,
@@ -36,10 +36,7 @@ def refusals(variant: Variant) -> list[str]:
 
 
 def _advantage(variant: Variant) -> Iterator[str]:
-    for axis in ("selection", "transform"):
-        part = getattr(variant, axis)
-        if choice_name(axis, part) != "none":
-            yield choice_refused(axis, part, f"ms-swift uses every response and its reward as it is. Set {axis}=none.")
+    yield from chosen_rewards_refused(variant, "ms-swift")
     if estimator_of(variant) is None:
         yield choice_refused(
             "baseline", variant.baseline, "ms-swift has the group's mean and leave-one-out. Set baseline=group_mean."

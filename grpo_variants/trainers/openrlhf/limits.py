@@ -14,7 +14,7 @@ from grpo_variants.objective.ratio import NoRatio, SequenceRatio, SequenceTokenR
 from grpo_variants.objective.surrogate import Clip, Reinforce
 from grpo_variants.rollout.dynamic_sampling import ZeroVariance
 from grpo_variants.spelling import written
-from grpo_variants.trainers.command_line import choice_refused, field_refused
+from grpo_variants.trainers.command_line import choice_refused, chosen_rewards_refused, field_refused
 from grpo_variants.trainers.openrlhf.words import (
     KL_FIELDS,
     LARGEST_EPS,
@@ -33,10 +33,7 @@ def refusals(variant: Variant) -> list[str]:
 
 
 def _advantage(variant: Variant) -> Iterator[str]:
-    for axis in ("selection", "transform"):
-        part = getattr(variant, axis)
-        if choice_name(axis, part) != "none":
-            yield choice_refused(axis, part, f"OpenRLHF uses every response and its reward as it is. Set {axis}=none.")
+    yield from chosen_rewards_refused(variant, "OpenRLHF")
     if estimator_of(variant) is None:
         pair = f"baseline={choice_name('baseline', variant.baseline)}, scale={choice_name('scale', variant.scale)}"
         yield f"{pair}: no estimator of OpenRLHF computes the two together. Set baseline=group_mean,scale=group_std."
