@@ -266,10 +266,10 @@ def test_the_command_takes_a_name_with_its_prefix_too(host):
     assert "gv_rloo" in plain.output
 
 
-def test_an_unknown_host_is_an_error():
-    result = command("rloo", "openrlhf")
+def test_an_unknown_trainer_is_an_error():
+    result = command("rloo", "slime")
     assert isinstance(result.exception, ValueError)
-    assert "--to='openrlhf' is unknown; allowed: trl, verl" in str(result.exception)
+    assert "--to='slime' is unknown; allowed: trl, verl, openrlhf, ms-swift" in str(result.exception)
 
 
 def test_a_surrogate_that_reads_the_old_policy_beside_the_engine_has_a_way_out_that_works():
