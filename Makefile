@@ -45,12 +45,12 @@ cat $(LOGS)/verl.log $(LOGS)/core.log; tail -qn 1 $(LOGS)/trl.log $(LOGS)/verl.l
 exit $$status
 endef
 
-parity: environments ## Compare with both hosts' built-ins, and write docs/parity.md from what the tests find
+parity: environments ## Compare with both trainers' built-ins, and write docs/parity.md from what the tests find
 	$(VERL)/bin/python -m pytest tests/verl --write-parity
 	$(TRL)/bin/python -m pytest tests/trl --write-parity
 	$(TRL)/bin/python -m tools.docs.pages
 
-bench: environments ## Quick benchmarks against both hosts, judged by benchmarks/bars.toml (three minutes)
+bench: environments ## Quick benchmarks against both trainers, judged by benchmarks/bars.toml (three minutes)
 	@mkdir -p build; rm -f build/benchmarks.json
 	$(VERL)/bin/python -m benchmarks --quick --into build/benchmarks.json $(ARGS)
 	$(TRL)/bin/python -m benchmarks --quick --into build/benchmarks.json $(ARGS)
