@@ -55,7 +55,7 @@ def _ours(spec: str, given: dict[str, Any], groups: Any = None, out: Tensor | No
     return run
 
 
-def _host(name: str, given: dict[str, Any]) -> Callable[[], Tensor]:
+def _builtin(name: str, given: dict[str, Any]) -> Callable[[], Tensor]:
     from verl.trainer.ppo import core_algos
 
     estimator = core_algos.get_adv_estimator_fn(name)
@@ -68,7 +68,7 @@ def against_verl(count: int, width: int) -> Setup:
     from omegaconf import OmegaConf
 
     given = _rollouts(count, width)
-    trainer = {f"verl {name}": _host(name, given) for name in PAIRS}
+    trainer = {f"verl {name}": _builtin(name, given) for name in PAIRS}
     ours = {name: _ours(spec, given) for name, spec in PAIRS.items() if "vectorized" not in name}
     config = OmegaConf.create({"gamma": 1.0, "grpo_variants": {"options": "conventions=verl"}})
     ours["grpo, verl adapter"] = lambda: Estimator("grpo")(**given, config=config)[0]

@@ -1,4 +1,4 @@
-"""What every test shares: one thread, a fixed seed, and the table of what was compared with a host."""
+"""What every test shares: one thread, a fixed seed, and the table of what was compared with a trainer."""
 
 import importlib
 import sys

@@ -95,7 +95,7 @@ def test_any_changed_value_changes_the_hash(name, change):
     assert card(f"{name},{change}").hash != card(name).hash
 
 
-def test_what_the_host_adds_is_part_of_the_hash_and_the_rest_is_not():
+def test_what_the_trainer_adds_is_part_of_the_hash_and_the_rest_is_not():
     plain = card("dr_grpo")
     assert card("dr_grpo", effective={"max_completion_length": 512}).hash != plain.hash
     assert card("dr_grpo", effective={"a": 1, "b": 2}).hash == card("dr_grpo", effective={"b": 2, "a": 1}).hash

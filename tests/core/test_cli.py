@@ -114,7 +114,7 @@ def test_show_says_what_differs_from_grpo_and_dapo_and_where_sources_differ(run)
     assert "as grpo: " not in run("show", "grpo", columns=200)[1]
 
 
-def test_show_gives_formula_values_origins_references_and_host_verdicts(run):
+def test_show_gives_formula_values_origins_references_and_trainer_verdicts(run):
     status, out, err = run("show", "dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01", columns=200)
     variant = gv.get("dapo,surrogate.high=0.3,kl=k3,kl.beta=0.01")
     assert (status, err) == (0, "")

@@ -1,4 +1,4 @@
-"""A variant is complete with references, numbers worked by hand, an oracle, a verdict for each host, and its page."""
+"""A variant is complete with references, numbers worked by hand, an oracle, a verdict per trainer, and its page."""
 
 import re
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_it_says_what_it_is_and_where_it_comes_from(variant):
 
 
 @every_variant
-def test_it_has_a_verdict_for_each_host(variant):
+def test_it_has_a_verdict_for_each_trainer(variant):
     verdicts = verdicts_of(variant)
     assert [*verdicts] == [trainer.name for trainer in TRAINERS.values() if trainer.adapter is not None]
     for verdict in verdicts.values():
@@ -255,25 +255,25 @@ def test_the_generator_writes_what_is_missing_and_removes_what_is_gone(tmp_path,
 def verdicts():
     """Whether each trainer runs a variant as registered, as its command says."""
     for variant in CATALOGUE:
-        for host, lines in (("TRL", trl_lines), ("verl", verl_lines)):
+        for trainer, lines in (("TRL", trl_lines), ("verl", verl_lines)):
             try:
                 list(lines(variant))
             except ValueError:
-                yield variant.name, host, False
+                yield variant.name, trainer, False
             else:
-                yield variant.name, host, True
+                yield variant.name, trainer, True
 
 
 def test_pages_and_tables_say_which_trainer_runs_a_variant():
     table = docs_pages.index()
-    guides = {host: (ROOT / "docs" / f"{host.lower()}.md").read_text("utf-8") for host in ("TRL", "verl")}
-    for name, host, runs in verdicts():
+    guides = {trainer: (ROOT / "docs" / f"{trainer.lower()}.md").read_text("utf-8") for trainer in ("TRL", "verl")}
+    for name, trainer, runs in verdicts():
         page = docs_pages.page(gv.get(name))
-        assert (f"\n* {host}: refused. " not in page) == runs, (name, host)
+        assert (f"\n* {trainer}: refused. " not in page) == runs, (name, trainer)
         (row,) = re.findall(rf"^\| \[{name}\].*$", table, re.MULTILINE)
-        assert (host in row.split("|")[-2]) == runs, (name, host)
-        assert runs or f"`{name}`" in guides[host] or f"`gv_{name}`" in guides[host], (name, host)
-    assert {(name, host) for name, host, runs in verdicts() if not runs} >= {("otb", "TRL"), ("spo", "verl")}
+        assert (trainer in row.split("|")[-2]) == runs, (name, trainer)
+        assert runs or f"`{name}`" in guides[trainer] or f"`gv_{name}`" in guides[trainer], (name, trainer)
+    assert {(name, trainer) for name, trainer, runs in verdicts() if not runs} >= {("otb", "TRL"), ("spo", "verl")}
 
 
 def test_the_site_leads_to_every_page():

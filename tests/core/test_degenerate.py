@@ -400,7 +400,7 @@ def test_masks_of_any_type_mean_the_same():
 
 
 def test_dr_grpo_divides_by_the_given_length_whatever_the_width():
-    """The divisor is N times the host's maximum length, not the padded width: 10 or 20 columns, the same loss."""
+    """The divisor is N times the trainer's maximum length, not the padded width: 10 or 20 columns, the same loss."""
     variant = gv.get("dr_grpo")
     for width in (10, 20):
         case = with_advantages(random_case(0), variant)

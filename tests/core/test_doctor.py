@@ -25,7 +25,7 @@ HEALTHY = {
 
 @pytest.fixture
 def examine(monkeypatch):
-    """Run the doctor in an environment of one's choice: versions and facts of each host."""
+    """Run the doctor in an environment of one's choice: versions and facts of each trainer."""
 
     def run(versions, facts):
         monkeypatch.setattr(module, "installed", versions.get)
@@ -41,7 +41,7 @@ def examine(monkeypatch):
 TRL, VERL = {"trl": "1.16.2"}, {"verl": "0.9.1"}
 
 
-def test_neither_host_is_an_environment_for_the_core(examine):
+def test_neither_trainer_is_an_environment_for_the_core(examine):
     status, text = examine({}, {})
     assert status == 0
     assert "trl: not installed; in a clone of grpo-variants: pip install '.[trl]'\n" in text

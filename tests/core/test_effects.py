@@ -119,7 +119,7 @@ PAIRS = {
 }
 # Settings without which two values of a field would be the same: eps is seen where it is not small.
 WITH = {"credit.eps_in": {"credit.eps": 0.3}, "scale.eps_in": {"scale.eps": 0.3}, **cases_objectives.WITH}
-# An axis that only the host reads, which samples: its adapters' tests show what their fields do.
+# An axis that only the trainer reads, which samples: its adapters' tests show what their fields do.
 SAMPLING = {axis for axis, table in AXES.items() if table.stages == ("rollout",)}
 
 
@@ -223,7 +223,7 @@ def test_joined_corrections_take_a_field_each():
 @pytest.mark.parametrize(
     ("name", "axis"), [("keep", "tokens"), ("correction", "correction"), ("row_weights", "aggregation")]
 )
-def test_what_a_host_hands_in_is_used_instead_of_the_variants_own(name, axis):
+def test_what_a_trainer_hands_in_is_used_instead_of_the_variants_own(name, axis):
     """With the input given, the axis that would compute it has no say any more."""
     case = random_case(3)
     given = {

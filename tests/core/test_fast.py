@@ -93,7 +93,7 @@ def test_fast_equals_plain(spec, small_blocks):
 @pytest.mark.parametrize("conventions", ["paper", "trl", "verl"])
 @pytest.mark.parametrize("name", BY_HAND)
 def test_the_clip_family_is_covered_and_equal_far_off_policy(name, conventions, no_plain):
-    """Ratios beyond every bound; advantages of both signs and zero ones; host's weights, kept tokens, a correction."""
+    """Ratios beyond every bound; advantages of both signs and zero ones; row weights, kept tokens, a correction."""
     variant = gv.get(f"{name},conventions={conventions}")
     assert covers(variant)
     for seed in range(4):

@@ -1,4 +1,4 @@
-"""What importing the core brings in: torch, and none of the hosts."""
+"""What importing the core brings in: torch, and no trainer."""
 
 import ast
 import functools
@@ -15,7 +15,7 @@ from grpo_variants.trainers import TRAINERS
 
 FOLDER = Path(gv.__file__).parent
 ORACLE = Path(__file__).parents[1] / "support" / "oracle"
-HOSTS = ("trl", "verl", "transformers", "peft", "datasets", "accelerate", "ray", "hydra")
+FRAMEWORKS = ("trl", "verl", "transformers", "peft", "datasets", "accelerate", "ray", "hydra")
 COMMAND_LINE = ("typer", "rich", "click")
 PLAIN = {"__future__", "cmath", "collections", "decimal", "fractions", "itertools", "math", "statistics", "typing"}
 
@@ -37,10 +37,10 @@ def imported(path):
             yield node.module
 
 
-def test_importing_the_core_imports_torch_and_no_host():
+def test_importing_the_core_imports_torch_and_no_trainer():
     loaded = modules_after("import grpo_variants")
     assert "torch" in loaded
-    assert loaded & {*HOSTS, *COMMAND_LINE} == set()
+    assert loaded & {*FRAMEWORKS, *COMMAND_LINE} == set()
     ours = {name for name in loaded if name.startswith(("grpo_variants_trl", "grpo_variants_verl"))}
     assert ours == set()
 
@@ -52,13 +52,13 @@ def test_importing_the_core_imports_none_of_its_extras():
         assert f"grpo_variants.{extra}" not in loaded
 
 
-def test_no_file_of_the_core_imports_a_host():
-    """Not even inside a function: what a host needs stands in its adapter."""
+def test_no_file_of_the_core_imports_a_trainer():
+    """Not even inside a function: what a trainer needs stands in its adapter."""
     core = [path for path in FOLDER.rglob("*.py")]
     assert len(core) > 60
     for path in core:
         roots = {name.partition(".")[0] for name in imported(path)}
-        refused = {*HOSTS, "grpo_variants_trl", "grpo_variants_verl", *COMMAND_LINE}
+        refused = {*FRAMEWORKS, "grpo_variants_trl", "grpo_variants_verl", *COMMAND_LINE}
         allowed = {*COMMAND_LINE, "grpo_variants_trl"} if path.parent.name == "cli" else set()
         assert roots & refused <= allowed, path
 

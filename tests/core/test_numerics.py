@@ -366,7 +366,7 @@ def test_only_logp_gets_a_gradient(spec):
 
 @pytest.mark.parametrize("name", gv.names())
 def test_old_log_probabilities_that_are_logp_itself_are_detached(name):
-    """A host that forgets the detach gets the on-policy gradient, and not the zero of logp - logp."""
+    """A trainer that forgets the detach gets the on-policy gradient, and not the zero of logp - logp."""
     variant = gv.get(name)
     case = replace(with_advantages(random_case(0), variant), old_logp=None)
     _, expected, _ = loss_and_gradient(variant, case)

@@ -219,7 +219,7 @@ def test_conventions_set_exactly_these_fields(name, conventions):
 @pytest.mark.parametrize("name", gv.names())
 def test_conventions_never_set_a_hyper_parameter(name, conventions):
     numeric = {"scale.eps", "scale.ddof", "scale.eps_in", "singleton", "ratio.bound_low", "ratio.bound_high"}
-    # verl's second stage of GDPO is over tokens: which of the two a host takes is no setting of it
+    # verl's second stage of GDPO is over tokens: which of the two a trainer takes is no setting of it
     numeric |= {"credit.eps", "credit.ddof", "credit.eps_in", "credit.over"}
     numeric |= {"surrogate.dual", "kl.bound", "kl.value_bound", "kl.weighted", "conventions"}
     before, after = values(name), values(f"{name},conventions={conventions}")
@@ -533,5 +533,5 @@ def test_properties_of_a_variant():
 
 
 def test_every_axis_is_a_field_of_a_variant():
-    described = {"name", "summary", "formula", "note", "confirmed", "unconfirmed", "references", "hosts"}
+    described = {"name", "summary", "formula", "note", "confirmed", "unconfirmed", "references"}
     assert {f.name for f in fields(gv.Variant)} - described == set(AXES)

@@ -54,7 +54,7 @@ def test_any_objective_with_one_advantage_a_token_equals_the_oracle(variant, cas
 @pytest.mark.parametrize(
     "spec", ["grpo", "gspo", "dapo,tokens=top_entropy,tokens.denominator=kept", "dapo,tokens=top_entropy"]
 )
-def test_a_keep_mask_from_the_host_replaces_the_variants_own(spec, shape):
+def test_a_keep_mask_from_the_trainer_replaces_the_variants_own(spec, shape):
     case = check_advantages(gv.get(spec), random_case(3))
     keep = np.random.default_rng(0).random(case.mask.shape if shape == "tokens" else len(case.mask)) < 0.6
     check_loss(gv.get(spec), replace(case, keep=keep))
@@ -62,14 +62,14 @@ def test_a_keep_mask_from_the_host_replaces_the_variants_own(spec, shape):
 
 @pytest.mark.parametrize("width", ["tokens", "responses"])
 @pytest.mark.parametrize("spec", ["grpo", "gspo", "dapo,correction=token_truncate"])
-def test_correction_weights_from_the_host_replace_the_variants_own(spec, width):
+def test_correction_weights_from_the_trainer_replace_the_variants_own(spec, width):
     case = check_advantages(gv.get(spec), random_case(3))
     weights = np.random.default_rng(0).uniform(0, 2, (len(case.mask), case.mask.shape[1] if width == "tokens" else 1))
     weights[2] = 0
     check_loss(gv.get(spec), replace(case, correction=weights))
 
 
-def test_row_weights_from_the_host_replace_the_aggregation():
+def test_row_weights_from_the_trainer_replace_the_aggregation():
     case = check_advantages(gv.get("grpo"), random_case(3))
     check_loss(gv.get("grpo"), replace(case, row_weights=np.random.default_rng(0).uniform(0, 2, len(case.mask))))
 

@@ -21,18 +21,18 @@ def test_the_page_is_up_to_date():
     assert parity.ROOT / "docs" / "parity.md" in docs_pages.generated(parity.ROOT)
 
 
-def compared(name, host):
-    rows = (row for row in ROWS if (row.verdict, row.variant, row.trainer) == ("equal", name, host) and row.builtin)
+def compared(name, trainer):
+    rows = (row for row in ROWS if (row.verdict, row.variant, row.trainer) == ("equal", name, trainer) and row.builtin)
     return {row.quantity for row in rows}
 
 
 @pytest.mark.parametrize("variant", CATALOGUE, ids=[variant.name for variant in CATALOGUE])
 def test_what_a_verdict_claims_has_been_compared(variant):
     """`equals ...` is a loss and its gradient, `advantages equal ...` the advantages."""
-    for host, verdict in verdicts_of(variant).items():
+    for trainer, verdict in verdicts_of(variant).items():
         claimed = {"loss", "gradient"} if verdict.startswith("equals ") or "the loss equals" in verdict else set()
         claimed |= {"advantages"} if verdict.startswith("advantages equal ") else set()
-        assert claimed <= compared(variant.name, host), f"{variant.name}, {host}: {verdict}"
+        assert claimed <= compared(variant.name, trainer), f"{variant.name}, {trainer}: {verdict}"
 
 
 def test_why_a_member_has_no_counterpart_stands_in_the_page():
@@ -91,7 +91,7 @@ def test_a_stale_table_fails_with_what_to_do(tmp_path, monkeypatch):
         parity.Table("trl", [ROW | MEASURED], True, False).check()
     with pytest.raises(AssertionError, match="only where every test that compares has run and passed"):
         parity.Table("trl", [ROW | MEASURED], False, True).check()
-    monkeypatch.setattr(parity, "version", lambda host: "1.0")
+    monkeypatch.setattr(parity, "version", lambda trainer: "1.0")
     parity.Table("trl", [ROW | MEASURED], True, True).check()
     assert parity.Table("trl", [ROW | MEASURED], True, False).check() is None
 
@@ -116,20 +116,20 @@ def test_the_recorder_asserts_and_keeps_the_largest_difference():
 
 
 @pytest.mark.parametrize(
-    ("here", "host", "said"),
+    ("here", "there", "said"),
     [((1.0, 1.0), (2.0, 2.5), "loss"), ((1.5, 1.0), (2.0, 2.0), "loss"), ((1.0, 1.0), (1.0, 1.0), "the two agree")],
 )
-def test_a_disagreement_needs_two_numbers_as_expected(here, host, said):
+def test_a_disagreement_needs_two_numbers_as_expected(here, there, said):
     with pytest.raises(AssertionError, match=said):
-        parity.Recorder({}, "t").differs("grpo", "loss x", "loss", here=here, host=host, cause="why")
+        parity.Recorder({}, "t").differs("grpo", "loss x", "loss", here=here, there=there, cause="why")
 
 
 def test_a_disagreement_keeps_both_numbers():
     rows = {}
-    found = {"here": ([0.25, 1.0], [0.25, 1]), "host": ([float("nan"), 1 / 3], [float("nan"), 1 / 3])}
+    found = {"here": ([0.25, 1.0], [0.25, 1]), "there": ([float("nan"), 1 / 3], [float("nan"), 1 / 3])}
     parity.Recorder(rows, "t").differs("grpo", "loss x", "loss", cause="why", **found)
     (row,) = parity._listed(rows)
-    assert (row["here"], row["host"], row["cause"]) == ("0.25, 1", "nan, 0.33333", "why")
+    assert (row["here"], row["there"], row["cause"]) == ("0.25, 1", "nan, 0.33333", "why")
 
 
 def test_tables_are_a_row_a_line():

@@ -45,7 +45,7 @@ MORE = (
 
 
 def step_counts(variant, case):
-    """What a host computes once a step: counts, with the thresholds of statistics that span the batch."""
+    """What a trainer computes once a step: counts, with the thresholds of statistics that span the batch."""
     mask, thresholds = trained(variant.aggregation, case.tokens()).mask.numpy(), {}
     if variant.surrogate.whole_batch:
         x = read_tokens(case.tokens())
@@ -121,8 +121,8 @@ def test_without_counts_the_batch_is_the_step(spec):
 
 
 @pytest.mark.parametrize("spec", gv.names())
-def test_the_hosts_average_over_ranks_is_undone(spec):
-    """Two ranks, each with its own rows, whose gradients the host averages."""
+def test_the_trainers_average_over_ranks_is_undone(spec):
+    """Two ranks, each with its own rows, whose gradients the trainer averages."""
     variant = gv.get(spec)
     case = with_advantages(random_case(5), variant)
     counts = step_counts(variant, case)
@@ -456,7 +456,7 @@ def test_gspo_clips_some_responses_in_the_cases_above():
 
 @given(random_cases(), st.floats(0.1, 10))
 def test_a_policy_term_scales_with_its_advantages(case, factor):
-    """Positive homogeneity in A: what lets a host rescale advantages instead of row weights."""
+    """Positive homogeneity in A: what lets a trainer rescale advantages instead of row weights."""
     for name in ("dapo", "gspo", "reinforce", "dapo,correction=token_truncate"):
         variant = gv.get(name)
         case = with_advantages(case, variant)

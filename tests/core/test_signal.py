@@ -65,7 +65,7 @@ def test_missing_and_invalid_responses_are_in_no_count():
     assert float(found.success_rate) == 1
 
 
-def test_a_host_may_know_of_a_signal_that_the_rewards_do_not_show():
+def test_a_trainer_may_know_of_a_signal_that_the_rewards_do_not_show():
     """Equal totals of unequal steps: the first group has signal, the second, all wrong, has none."""
     kept = torch.tensor([True, True, False, False])
     assert counts(gv.group_signal([1, 1, 0, 0], [0, 0, 1, 1], kept=kept)) == [2, 1, 0, 1, 0]

@@ -70,7 +70,7 @@ def ids_of(text):
         ("ab \n", [*ids_of("ab \n"), EOS], [1, 2], [0, 4]),  # nothing but white space is left: the response's end
         ("ab", ids_of("ab"), [2], [1]),  # truncated: no EOS
         ("", [EOS], [0], [0]),
-        ("b\nc", [*ids_of(" b\nc "), EOS], [2, 3], [2, 5]),  # a message that the host has stripped
+        ("b\nc", [*ids_of(" b\nc "), EOS], [2, 3], [2, 5]),  # a message that the trainer has stripped
     ],
 )
 def test_the_token_at_which_a_prefix_is_complete(text, ids, ends, tokens):

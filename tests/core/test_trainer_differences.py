@@ -1,4 +1,4 @@
-"""This package's numbers in docs/trainer-differences.md; those of the hosts are pinned in tests/trl and tests/verl."""
+"""This package's numbers in docs/trainer-differences.md; the trainers' own are pinned in tests/trl and tests/verl."""
 
 import math
 

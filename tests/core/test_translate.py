@@ -52,10 +52,10 @@ REFUSED = {
 }
 
 
-def command(spec, host):
+def command(spec, trainer):
     app = typer.Typer()
     app.command()(translate)
-    return CliRunner().invoke(app, [spec, "--to", host])
+    return CliRunner().invoke(app, [spec, "--to", trainer])
 
 
 def settings(spec):
@@ -258,9 +258,9 @@ def test_another_surrogate_keeps_its_weights():
         run_settings(squared)
 
 
-@pytest.mark.parametrize("host", ["trl", "verl"])
-def test_the_command_takes_a_name_with_its_prefix_too(host):
-    plain, prefixed = command("rloo", host), command("gv_rloo", host)
+@pytest.mark.parametrize("trainer", ["trl", "verl"])
+def test_the_command_takes_a_name_with_its_prefix_too(trainer):
+    plain, prefixed = command("rloo", trainer), command("gv_rloo", trainer)
     assert plain.exit_code == 0
     assert plain.output == prefixed.output
     assert "gv_rloo" in plain.output

@@ -1,4 +1,4 @@
-"""What a host's suite compares, kept as a table: docs/parity/trl.json and verl.json, from which docs/parity.md is made.
+"""What a trainer's suite compares, kept as docs/parity/trl.json and verl.json, from which docs/parity.md is made.
 
 A test that asks for the fixture `parity` lets it assert, and what it asserted becomes a row. The last test of a suite
 holds the rows against the committed table; `make parity` writes the table anew. A row's verdict, numbers and tolerance
@@ -24,21 +24,21 @@ _PARTIAL = pytest.StashKey[bool]()
 
 
 def words(name, settings):
-    """A built-in of a host with its settings: `loss cispo, clip_ratio_low=1.0`."""
+    """A built-in of a trainer with its settings: `loss cispo, clip_ratio_low=1.0`."""
     return ", ".join(part for part in (name, *(f"{key}={value!r}" for key, value in settings.items())) if part)
 
 
 class Recorder:
-    """Asserts, and keeps what was asserted as rows of a host's table."""
+    """Asserts, and keeps what was asserted as rows of a trainer's table."""
 
     def __init__(self, rows, test):
         """rows: the session's, by what they compare. test: the function that compares."""
         self._rows, self._test = rows, test
 
     def equal(self, spec, builtin, *, rtol, atol, **pairs):
-        """Assert that each pair (ours, the host's) agrees; the keyword is the quantity: advantages, loss, gradient.
+        """Assert that each pair (ours, the trainer's) agrees; the keyword is the quantity: advantages, loss, gradient.
 
-        spec: ours. builtin: the host's, with its settings; None where ours runs through the host's own code.
+        spec: ours. builtin: the trainer's, with its settings; None where ours runs through the trainer's own code.
         """
         for quantity, (found, wanted) in pairs.items():
             found, wanted = (torch.as_tensor(value, dtype=torch.float64).detach() for value in (found, wanted))
@@ -48,15 +48,15 @@ class Recorder:
             row = {"verdict": "equal", "rtol": rtol, "atol": atol}
             self._add(spec, builtin, quantity, row, dict(zip(MEASURED, map(float, measured), strict=True)))
 
-    def differs(self, spec, builtin, what, *, here, host, cause, rel=1e-4, tol=1e-9):
+    def differs(self, spec, builtin, what, *, here, there, cause, rel=1e-4, tol=1e-9):
         """Assert both numbers of a disagreement, each given as (found, expected), and that they are two.
 
-        what: the quantity and its input. cause: why the host's number is another.
+        what: the quantity and its input. cause: why the trainer's number is another.
         """
-        for found, expected in (here, host):
+        for found, expected in (here, there):
             assert _plain(found) == pytest.approx(expected, rel=rel, abs=tol, nan_ok=True), what
-        assert here[1] != pytest.approx(host[1], rel=rel, abs=tol), f"{what}: the two agree"
-        numbers = {"here": _text(here[1]), "host": _text(host[1])}
+        assert here[1] != pytest.approx(there[1], rel=rel, abs=tol), f"{what}: the two agree"
+        numbers = {"here": _text(here[1]), "there": _text(there[1])}
         self._add(spec, builtin, what, {"verdict": "differs", **numbers, "cause": cause}, {})
 
     def missing(self, builtin, cause):
@@ -91,7 +91,7 @@ def parity(request):
 
 
 def pytest_addoption(parser):
-    parser.addoption(WRITE, action="store_true", help="run what compares with a host, and write its table anew")
+    parser.addoption(WRITE, action="store_true", help="run what compares with a trainer, and write its table anew")
 
 
 def pytest_deselected(items):
@@ -121,19 +121,19 @@ def compared(request):
 
 
 class Table:
-    """One host's rows as found, and the file that has them as committed."""
+    """One trainer's rows as found, and the file that has them as committed."""
 
-    def __init__(self, host, rows, whole, write):
+    def __init__(self, trainer, rows, whole, write):
         """whole: every test that adds a row has run and passed."""
-        self.rows, self.host, self.whole, self.write = rows, host, whole, write
-        self.path = FOLDER / f"{host}.json"
+        self.rows, self.trainer, self.whole, self.write = rows, trainer, whole, write
+        self.path = FOLDER / f"{trainer}.json"
 
     def check(self):
         """Hold the rows against the committed ones, or write them; AssertionError with what to do."""
         if self.write:
             assert self.whole, "the table is written only where every test that compares has run and passed"
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(_dumped(self.host, self.rows), "utf-8")
+            self.path.write_text(_dumped(self.trainer, self.rows), "utf-8")
         problems = differences(self.rows, self.committed(), self.whole)
         listed = "\n  ".join(problems)
         assert not problems, f"{self.path.relative_to(ROOT)} is not what the tests found; run `{COMMAND}`:\n  {listed}"
@@ -186,7 +186,7 @@ def _decade(value):
     return "0" if value == 0 else f"1e{math.ceil(math.log10(value)):+d}"
 
 
-def _dumped(host, rows):
+def _dumped(trainer, rows):
     """JSON with a row a line, so that a change is a line."""
     lines = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in rows)
-    return f'{{"host": "{host}", "version": "{version(host)}", "rows": [\n{lines}\n]}}\n'
+    return f'{{"trainer": "{trainer}", "version": "{version(trainer)}", "rows": [\n{lines}\n]}}\n'

@@ -1,6 +1,6 @@
-"""One recorded batch of rollouts, what the core makes of it in float64, and the files that the hosts' suites exchange.
+"""One recorded batch of rollouts, what the core makes of it in float64, and the files that two suites exchange.
 
-Each host's suite sends the batch through its own code and writes its numbers; whichever runs second compares. A file
+Each trainer's suite sends the batch through its own code and writes its numbers; whichever runs second compares. A file
 counts only for the sources that wrote it.
 """
 
@@ -20,13 +20,13 @@ from grpo_variants.trainers.verl.translate import run_settings
 from grpo_variants.trainers.verl.words import carried_over
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path(os.environ.get("GRPO_VARIANTS_EXCHANGE", ROOT / "build" / "cross_host"))
+FOLDER = Path(os.environ.get("GRPO_VARIANTS_EXCHANGE", ROOT / "build" / "cross_trainer"))
 TOLERANCE = 1e-6
 PARTS = ("advantages", "loss", "gradient")
 
 GROUPS, GROUP_SIZE, WIDTH = 3, 4, 7
 ROWS = GROUPS * GROUP_SIZE
-MAX_LENGTH = 9  # the host's longest response, longer than any of these: no response is truncated
+MAX_LENGTH = 9  # the trainer's longest response, longer than any of these: no response is truncated
 
 
 @cache
@@ -55,7 +55,7 @@ def batch():
 
 
 def runnable():
-    """Variants that both hosts run on this batch, in micro-batches: not every input is recorded."""
+    """Variants that both trainers run on this batch, in micro-batches: not every input is recorded."""
     return [name for name in gv.names() if not any(why(gv.get(name)) for why in NOT_COMPARED)]
 
 
@@ -71,10 +71,10 @@ def refused_by_verl(variant):
 NOT_COMPARED = (
     lambda variant: type(variant.credit).__name__ == "Process",
     refused_by_verl,
-    lambda variant: variant.needs_rollout_logp,  # the hosts get an engine's numbers in different ways
+    lambda variant: variant.needs_rollout_logp,  # the trainers get an engine's numbers in different ways
     lambda variant: getattr(variant.transform, "k", 0) >= GROUP_SIZE,  # pass@4 of four responses: no signal
     lambda variant: carried_over(variant.aggregation),  # verl's advantages carry weights, TRL's and the core's do not
-    lambda variant: variant.surrogate.whole_batch,  # of a micro-batch, and the hosts' are of different sizes
+    lambda variant: variant.surrogate.whole_batch,  # of a micro-batch, and the trainers' are of different sizes
 )
 
 
@@ -102,7 +102,7 @@ def core(name):
 
 
 def result(advantages, loss, gradient):
-    """A host's numbers as plain lists; advantages and gradient count at loss tokens only."""
+    """A trainer's numbers as plain lists; advantages and gradient count at loss tokens only."""
     mask = batch()["mask"]
     clean = [torch.where(mask, value.double(), 0.0).tolist() for value in (advantages.detach(), gradient.detach())]
     return {"advantages": clean[0], "loss": float(torch.as_tensor(loss).detach()), "gradient": clean[1]}
@@ -115,15 +115,15 @@ def key():
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def write(host, results):
-    """Leave a host's numbers for the other host's suite."""
+def write(trainer, results):
+    """Leave a trainer's numbers for the other trainer's suite."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{host}.json").write_text(json.dumps({"key": key(), "results": results}))
+    (FOLDER / f"{trainer}.json").write_text(json.dumps({"key": key(), "results": results}))
 
 
-def read(host):
-    """The numbers of a host's suite under the same sources, by variant; None where it has not run."""
-    path = FOLDER / f"{host}.json"
+def read(trainer):
+    """The numbers of a trainer's suite under the same sources, by variant; None where it has not run."""
+    path = FOLDER / f"{trainer}.json"
     content = json.loads(path.read_text()) if path.exists() else {}
     return content["results"] if content.get("key") == key() else None
 

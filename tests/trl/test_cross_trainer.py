@@ -88,7 +88,7 @@ def through_trl(name, folder):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cross_host")
+    return tmp_path_factory.mktemp("cross_trainer")
 
 
 # Those whose weights verl's advantages carry are not compared with verl.

@@ -189,9 +189,9 @@ def test_each_kind_of_head_scores_and_differentiates_as_trls(tmp_path, build, lo
     assert ours[0][0].abs().min() > 0
     # TRL adds the bias in the low precision, and this head in float32.
     assert_close(ours[:2], theirs[:2], rtol=1e-4, atol=1e-2 if low else 1e-5)
-    for mine, host_gradient in zip(ours[2], theirs[2], strict=True):
+    for mine, trainer_gradient in zip(ours[2], theirs[2], strict=True):
         # Under autocast the backbone rounds what comes back to it, and TRL also the gradient of the logits.
-        assert (mine - host_gradient).norm() <= (0.1 if low else 1e-5) * host_gradient.norm()
+        assert (mine - trainer_gradient).norm() <= (0.1 if low else 1e-5) * trainer_gradient.norm()
 
 
 # Stepping aside

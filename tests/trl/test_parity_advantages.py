@@ -18,21 +18,21 @@ import grpo_variants as gv
         ("none", "dr_grpo,conventions=trl"),
     ],
 )
-def test_advantages_equal_the_host(parity, tmp_path, table, scale_rewards, spec):
+def test_advantages_equal_the_trainer(parity, tmp_path, table, scale_rewards, spec):
     flags = {"scale_rewards": scale_rewards}
     theirs = stock(tmp_path, table, **flags)
     parity.equal(spec, words("", flags), rtol=1e-5, atol=1e-5, advantages=(own(tmp_path, spec, table), theirs))
     assert theirs.abs().max() > 0.4
 
 
-def test_reward_weights_equal_the_host(parity, tmp_path):
+def test_reward_weights_equal_the_trainer(parity, tmp_path):
     spec, flags = "grpo,kl=none,conventions=trl", {"reward_weights": [2.0, -0.5]}
     pair = (own(tmp_path, spec, SEVERAL, **flags), stock(tmp_path, SEVERAL, **flags))
     parity.equal(spec, words("scale_rewards='group'", flags), rtol=1e-5, atol=1e-5, advantages=pair)
     assert (pair[0] - own(tmp_path, spec, SEVERAL)).abs().max() > 0.1
 
 
-def test_equal_rewards_have_a_residue_in_the_host_and_none_here(parity, tmp_path):
+def test_equal_rewards_have_a_residue_in_the_trainer_and_none_here(parity, tmp_path):
     """Eight rewards of 0.7: their float32 mean is off by one unit in the last place, and TRL divides that by 1e-4."""
     equal, spec = [[0.7]] * 16, "grpo,kl=none,conventions=trl"
     parity.differs(
@@ -40,7 +40,7 @@ def test_equal_rewards_have_a_residue_in_the_host_and_none_here(parity, tmp_path
         "scale_rewards='group'",
         "advantage of eight rewards of 0.7",
         here=(own(tmp_path, spec, equal, num_generations=8).abs().max().item(), 0),
-        host=(stock(tmp_path, equal, num_generations=8).abs().max().item(), 5.96e-4),
+        there=(stock(tmp_path, equal, num_generations=8).abs().max().item(), 5.96e-4),
         cause="the float32 mean is off by a unit in the last place, and 1e-4 divides it",
         rel=1e-2,
     )
@@ -54,14 +54,14 @@ def test_equal_rewards_have_a_residue_in_the_host_and_none_here(parity, tmp_path
     ],
     ids=["two of eight right", "nearly equal"],
 )
-def test_the_host_adds_1e4_to_the_deviation_where_the_package_adds_1e6(parity, tmp_path, group, what, theirs, here):
+def test_the_trainer_adds_1e4_to_the_deviation_where_the_package_adds_1e6(parity, tmp_path, group, what, theirs, here):
     table, size = [[r] for r in group] * (16 // len(group)), len(group)
     parity.differs(
         "grpo,kl=none",
         "scale_rewards='group'",
         what,
         here=(own(tmp_path, "grpo,kl=none", table, num_generations=size)[0].item(), here),
-        host=(stock(tmp_path, table, num_generations=size)[0].item(), theirs),
+        there=(stock(tmp_path, table, num_generations=size)[0].item(), theirs),
         cause="1e-4 is added to the deviation, 1e-6 here",
         rel=0,
         tol=6e-5,

@@ -47,19 +47,19 @@ CASES = {
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradient_equal_the_host(parity, name, seed):
+def test_loss_and_gradient_equal_the_trainer(parity, name, seed):
     spec, flags = CASES[name]
     assert_same(parity, f"{spec},conventions=trl", batch(seed), **flags)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_dr_grpo_equals_the_host(parity, seed):
+def test_dr_grpo_equals_the_trainer(parity, seed):
     data = batch(seed)
     counts = gv.Counts.of(data["mask"], length=50)
     assert_same(parity, "dr_grpo,conventions=trl", data, counts, loss_type="dr_grpo", max_completion_length=50)
 
 
-def test_advantages_a_token_equal_the_host(parity):
+def test_advantages_a_token_equal_the_trainer(parity):
     data = batch(3)
     data["advantages"] = data["advantages"].unsqueeze(1) * torch.linspace(0.5, 2, 7, dtype=torch.float64)
     flags = dict(loss_type="dapo", epsilon_high=0.28)
@@ -67,7 +67,7 @@ def test_advantages_a_token_equal_the_host(parity):
     assert_same(parity, "dapo,conventions=trl", data, builtin=builtin, **flags)
 
 
-def test_metrics_equal_the_host(parity):
+def test_metrics_equal_the_trainer(parity):
     spec, flags = "dapo,kl=k3,kl.beta=0.1,conventions=trl", dict(loss_type="dapo", epsilon_high=0.28, beta=0.1)
     out, metrics = assert_same(parity, spec, batch(spread=0.8), **flags)
     pairs = {
@@ -83,7 +83,7 @@ def test_metrics_equal_the_host(parity):
     assert metrics["clip_ratio/low_mean"] > 0 < metrics["clip_ratio/high_mean"]
 
 
-def test_sequence_level_clip_fraction_counts_responses_as_the_host_does(parity):
+def test_sequence_level_clip_fraction_counts_responses_as_the_trainer_does(parity):
     flags = CASES["gspo"][1]
     out, metrics = assert_same(parity, "gspo,conventions=trl", batch(), **flags)
     pair = {"metric clip/region": (out.metrics["clip/region"], metrics["clip_ratio/region_mean"])}
@@ -91,7 +91,7 @@ def test_sequence_level_clip_fraction_counts_responses_as_the_host_does(parity):
     assert 0 < metrics["clip_ratio/region_mean"] < 1
 
 
-def test_tool_tokens_leave_the_loss_as_in_the_host(parity):
+def test_tool_tokens_leave_the_loss_as_in_the_trainer(parity):
     data = batch(7)
     tools = torch.ones_like(data["mask"]).long()
     tools[:, 1] = 0

@@ -78,7 +78,7 @@ def batch(out):
 
 
 @pytest.mark.parametrize("spec", CASES)
-def test_weights_loss_and_gradient_equal_the_host(parity, rollouts, spec):
+def test_weights_loss_and_gradient_equal_the_trainer(parity, rollouts, spec):
     mode, low, high, loss_type = CASES[spec]
     data, bounds = batch(rollouts[spec]), {"mode": mode, "clip_min": low, "clip_max": high}
     flags = {"loss_type": loss_type, **({"epsilon_high": 0.28} if gv.get(spec).surrogate.high == 0.28 else {})}

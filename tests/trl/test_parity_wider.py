@@ -70,7 +70,7 @@ def gamma_weights(monkeypatch):
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("spec", CASES)
-def test_loss_and_gradient_equal_the_host(parity, spec, seed, gamma_weights):
+def test_loss_and_gradient_equal_the_trainer(parity, spec, seed, gamma_weights):
     data = batch(seed, spread=0.2 if "vespo" in spec else 0.4)
     if "luspo" in spec:  # its clip range is narrow: some ratios inside it, some outside
         data["old_logp"] = data["logp"] + (data["old_logp"] - data["logp"]) * 0.01
@@ -88,13 +88,13 @@ def gmpo_loss(data, **flags):
 
 
 @pytest.mark.parametrize(("beta", "options"), [(0.0, ""), (0.1, ",kl=k3,kl.beta=0.1,kl.weighted=none")])
-def test_gmpo_equals_the_hosts_trainer(parity, beta, options):
+def test_gmpo_equals_the_trainers_trainer(parity, beta, options):
     data = batch(2)
     builtin = words("experimental GMPOTrainer", {"beta": beta} if beta else {})
     assert_same(parity, f"gmpo,conventions=trl{options}", builtin, data, *gmpo_loss(data, beta=beta))
 
 
-def test_the_hosts_gmpo_drops_tokens_from_the_geometric_mean(parity):
+def test_the_trainers_gmpo_drops_tokens_from_the_geometric_mean(parity):
     """Two tokens of log ratio 0.2 and -0.2, A = 1, the first kept: e^0.2 in TRL; here half of a mean of e^0."""
     data = two_tokens(0.2, -0.2) | {"entropy": torch.tensor([[2.0, 1.0]])}
     spec = "gmpo,tokens=top_entropy,tokens.fraction=0.5"
@@ -103,7 +103,7 @@ def test_the_hosts_gmpo_drops_tokens_from_the_geometric_mean(parity):
         "experimental GMPOTrainer, top_entropy_quantile=0.5",
         "loss of two tokens with log ratios 0.2 and -0.2 of which one is kept, A = 1",
         here=(ours(spec, data)[0].item(), -0.5),
-        host=(gmpo_loss(data, top_entropy_quantile=0.5)[0].item(), -1.2214027581601699),
+        there=(gmpo_loss(data, top_entropy_quantile=0.5)[0].item(), -1.2214027581601699),
         cause="a dropped token leaves the geometric mean there; here it loses its share of the response's loss",
     )
 
@@ -128,7 +128,7 @@ def two_tokens(*log_ratios):
     return data | {"advantages": torch.ones(1, dtype=torch.float64)}
 
 
-def test_the_hosts_default_caps_every_weight_of_cispo_at_0_2(parity):
+def test_the_trainers_default_caps_every_weight_of_cispo_at_0_2(parity):
     data = one_token(1.0, 0.0)
     assert ours("cispo,surrogate.cap=0.2", data)[1].item() == pytest.approx(-0.2)
     parity.differs(
@@ -136,12 +136,12 @@ def test_the_hosts_default_caps_every_weight_of_cispo_at_0_2(parity):
         "loss_type='cispo'",
         "gradient on policy, A = 1",
         here=(ours("cispo", data)[1].item(), -1),
-        host=(stock_loss(data, loss_type="cispo")[1].item(), -0.2),
+        there=(stock_loss(data, loss_type="cispo")[1].item(), -0.2),
         cause="epsilon_high is the cap itself, and epsilon (0.2) where it is not set",
     )
 
 
-def test_the_host_multiplies_rollout_weights_into_vespos_ratio(parity, gamma_weights):
+def test_the_trainer_multiplies_rollout_weights_into_vespos_ratio(parity, gamma_weights):
     """One token, ratio 1, weight 0.5, A = 1: TRL's phi is e^3 0.25 e^-1.5 = 1.1204, here 0.5 phi(1) = 0.5."""
     data = one_token(1.0, 0.0)
     data["importance_sampling_ratio"] = torch.full((1, 1), 0.5, dtype=torch.float64)
@@ -153,12 +153,12 @@ def test_the_host_multiplies_rollout_weights_into_vespos_ratio(parity, gamma_wei
         words("", {"loss_type": "vespo", **flags}),
         "gradient at ratio 1, rollout weight 0.5, A = 1",
         here=(ours("vespo,correction=token_truncate", data)[1].item(), -0.5),
-        host=(gradient.item(), -1.1204222675845161),
+        there=(gradient.item(), -1.1204222675845161),
         cause="the weight is part of the ratio there, and a factor of the loss here",
     )
 
 
-def test_luspo_at_token_level_is_not_luspo_in_the_host(parity):
+def test_luspo_at_token_level_is_not_luspo_in_the_trainer(parity):
     """Ratios e^0.5 and e^-0.5 of two tokens, A = 1: clipped 1.0025 and 0.6065 a token, or twice the response's 1."""
     flags = dict(loss_type="luspo", epsilon=2e-3, epsilon_high=2.5e-3)
     data = two_tokens(0.5, -0.5)
@@ -169,12 +169,12 @@ def test_luspo_at_token_level_is_not_luspo_in_the_host(parity):
         words("", flags),
         "loss of two tokens with ratios e^0.5 and e^-0.5, A = 1",
         here=(ours("luspo", data)[0].item(), -2),
-        host=(loss.item(), -1.0025 - 0.6065306597126334),
+        there=(loss.item(), -1.0025 - 0.6065306597126334),
         cause="the level is token unless importance_sampling_level='sequence' is set",
     )
 
 
-def test_the_loss_of_the_hosts_rloo_trainer(parity):
+def test_the_loss_of_the_trainers_rloo_trainer(parity):
     """It clips the product of the ratios, one per response."""
     data = batch(6, spread=0.2)
     logp = data["logp"].clone().requires_grad_(True)

@@ -43,7 +43,7 @@ def test_lite_ppo_equals_scale_rewards_batch(parity, tmp_path, table):
     assert theirs.abs().max() > 0.4
 
 
-def test_normalize_then_sum_ignores_scale_rewards_in_the_host(parity, tmp_path):
+def test_normalize_then_sum_ignores_scale_rewards_in_the_trainer(parity, tmp_path):
     """Two functions, (1, 0, 0, 0) and (0, 10, 0, 0), in four groups alike.
 
     Normalised, each gives 1.5 and -0.5: sums of 1, 1, -1, -1 and a deviation of sqrt(16/15). Centred only: -1.75,
@@ -57,7 +57,7 @@ def test_normalize_then_sum_ignores_scale_rewards_in_the_host(parity, tmp_path):
         words("", flags),
         "advantages of rewards (1, 0) and (0, 10) beside two of (0, 0)",
         here=(own(tmp_path, spec, table)[:2].tolist(), [-0.4029, 1.6691]),
-        host=(stock(tmp_path, table, **flags)[:2].tolist(), [0.9682, 0.9682]),
+        there=(stock(tmp_path, table, **flags)[:2].tolist(), [0.9682, 0.9682]),
         cause="scale_rewards is not read there",
         rel=1e-3,
     )
@@ -71,7 +71,7 @@ class _RLOOConfig(RLOOConfig):
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_rloo_equals_the_hosts_trainer(parity, tmp_path, table):
+def test_rloo_equals_the_trainers_trainer(parity, tmp_path, table):
     flags = {"normalize_advantages": False, "beta": 0.0}
     _, out = rollouts(tmp_path, None, RLOOTrainer, _RLOOConfig, rewards=given(table), **flags)
     pair = (own(tmp_path, "rloo", table), out["advantages"])

@@ -81,7 +81,7 @@ def test_a_token_has_another_number(parity, what):
     spec, flags, token, ours, theirs, cause = ONE_TOKEN[what]
     flags = {"loss_type": "dapo" if spec == "dapo" else "grpo", **flags}
     batch = one_token(**token)
-    pair = {"here": (here(spec, batch), ours), "host": (in_trl(batch, **flags), theirs)}
+    pair = {"here": (here(spec, batch), ours), "there": (in_trl(batch, **flags), theirs)}
     parity.differs(spec, words("", flags), what, cause=cause, **pair)
 
 
@@ -105,7 +105,7 @@ def test_nan_under_the_mask_is_nan(parity):
         "loss_type='grpo', beta=0.04",
         "loss of A = 2 with a NaN under the mask",
         here=(here("grpo", batch)[0], -2),
-        host=(in_trl(batch, loss_type="grpo", beta=0.04)[0], math.nan),
+        there=(in_trl(batch, loss_type="grpo", beta=0.04)[0], math.nan),
         cause="the mask is a factor: NaN times 0",
     )
 
@@ -123,7 +123,7 @@ def test_the_token_mean_of_two_steps_is_that_of_their_generation(parity):
         "loss_type='dapo'",
         "gradient of a token, A = 1, in two steps of 100 and 300 tokens of one generation",
         here=([here("dapo", batch)[1] for batch in batches], [-1 / 100, -1 / 300]),
-        host=([in_trl(batch, accumulation=1, steps=2, loss_type="dapo")[1] for batch in batches], [-1 / 200] * 2),
+        there=([in_trl(batch, accumulation=1, steps=2, loss_type="dapo")[1] for batch in batches], [-1 / 200] * 2),
         cause="both steps divide by half of the generation's tokens",
     )
 
@@ -137,6 +137,6 @@ def test_bnpo_is_the_mean_of_a_micro_batch(parity):
         "loss_type='bnpo'",
         "gradient of a token, A = 1, in two micro-batches of 3 and 1 tokens",
         here=([here("dapo,surrogate.high=0.2", batch, counts)[1] for batch in batches], [-1 / 4] * 2),
-        host=([in_trl(batch, accumulation=2, steps=2, loss_type="bnpo")[1] for batch in batches], [-1 / 6, -1 / 2]),
+        there=([in_trl(batch, accumulation=2, steps=2, loss_type="bnpo")[1] for batch in batches], [-1 / 6, -1 / 2]),
         cause="a mean of each micro-batch, then of them: it depends on the split, and so has no counterpart here",
     )

@@ -66,7 +66,7 @@ def ours(name, **options):
 
 
 @pytest.mark.parametrize("name", ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "reinforce_plus_plus", "opo"])
-def test_equals_the_hosts_own_estimator(parity, name):
+def test_equals_the_trainers_own_estimator(parity, name):
     rewards = at_last_action(OUTCOMES, HOLES)
     mine, config = ours(name)
     pair = (estimate(mine, rewards, config=config)[0], verls_own(name, rewards)[0])
@@ -82,14 +82,14 @@ def test_dr_grpo_equals_grpo_without_the_deviation(parity):
     parity.equal("dr_grpo,conventions=verl", words("estimator grpo", flag), atol=2e-6, rtol=2e-6, advantages=pair)
 
 
-def test_pmd_mean_has_the_advantages_of_the_hosts_rloo(parity):
+def test_pmd_mean_has_the_advantages_of_the_trainers_rloo(parity):
     rewards = at_last_action(OUTCOMES, HOLES)
     config = algorithm(grpo_variants={"options": "conventions=verl"})
     pair = (estimate("gv_pmd_mean", rewards, config=config)[0], verls_own("rloo", rewards)[0])
     parity.equal("pmd_mean,conventions=verl", "estimator rloo", atol=2e-6, rtol=2e-6, advantages=pair)
 
 
-def test_reinforce_pp_baseline_equals_the_host(parity):
+def test_reinforce_pp_baseline_equals_the_trainer(parity):
     """Its singleton keeps the raw reward in verl, as under singleton=raw."""
     rewards = at_last_action(OUTCOMES, HOLES)
     mine, config = ours("reinforce_plus_plus_baseline")
@@ -99,7 +99,7 @@ def test_reinforce_pp_baseline_equals_the_host(parity):
     parity.equal(spec, builtin, atol=2e-6, rtol=2e-6, advantages=pair)
 
 
-def test_remax_equals_the_host_given_its_greedy_rewards(parity):
+def test_remax_equals_the_trainer_given_its_greedy_rewards(parity):
     rewards = at_last_action(OUTCOMES, HOLES)
     greedy = torch.tensor([0.5, 0.25, 0.5, 0.25, 0.5, 1.0, 0.25])
     mine, config = ours("remax")
@@ -112,7 +112,7 @@ def test_remax_equals_the_host_given_its_greedy_rewards(parity):
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.5])
-def test_reinforce_pp_discounts_and_returns_as_the_host_does(parity, gamma):
+def test_reinforce_pp_discounts_and_returns_as_the_trainer_does(parity, gamma):
     """Token rewards on valid tokens; a hole is not discounted (verl carries the return through)."""
     torch.manual_seed(3)
     rewards = torch.randn(HOLES.shape) * HOLES
@@ -126,7 +126,7 @@ def test_reinforce_pp_discounts_and_returns_as_the_host_does(parity, gamma):
     )
 
 
-def test_eight_rewards_of_seven_tenths_are_zero_here_and_not_in_the_host(parity):
+def test_eight_rewards_of_seven_tenths_are_zero_here_and_not_in_the_trainer(parity):
     """Float32 sums leave mean(0.7 x 8) below 0.7; verl divides that residue by 0 + 1e-6."""
     mask, uids = torch.ones(8, 1, dtype=torch.long), np.array(["a"] * 8, dtype=object)
     rewards = torch.full((8, 1), 0.7)
@@ -137,14 +137,14 @@ def test_eight_rewards_of_seven_tenths_are_zero_here_and_not_in_the_host(parity)
             f"estimator {name}",
             "advantage of eight rewards of 0.7",
             here=(estimate(mine, rewards, mask, uids, config=config)[0].abs().max().item(), 0),
-            host=(verls_own(name, rewards, mask, uids)[0][0].item(), 0.0560),
+            there=(verls_own(name, rewards, mask, uids)[0][0].item(), 0.0560),
             cause="the float32 mean is off by a unit in the last place, and 1e-6 divides it",
             rel=1e-3,
         )
 
 
 @pytest.mark.parametrize("name", ["grpo", "grpo_vectorized", "rloo", "opo"])
-def test_a_group_of_one_keeps_its_raw_reward_in_the_host(parity, name):
+def test_a_group_of_one_keeps_its_raw_reward_in_the_trainer(parity, name):
     mask, uids = torch.ones(1, 2, dtype=torch.long), np.array(["a"], dtype=object)
     rewards = at_last_action(torch.tensor([0.7]), mask)
     mine, config = ours(name)
@@ -155,7 +155,7 @@ def test_a_group_of_one_keeps_its_raw_reward_in_the_host(parity, name):
         f"estimator {name}",
         "advantage of a group of one, reward 0.7",
         here=(estimate(mine, rewards, mask, uids)[0][0, 0].item(), 0),
-        host=(found, 0.7),
+        there=(found, 0.7),
         cause="its baseline is 0; singleton=raw, part of conventions=verl, is the same",
     )
 

@@ -66,7 +66,7 @@ def ours(name, mode, **fields):
 @pytest.mark.parametrize("drift", [0.0, 0.3, 3.0, 30.0])
 @pytest.mark.parametrize("name", ["vanilla", "gspo", "gpg"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_equals_the_hosts_own_loss(parity, name, drift, mode, weighted):
+def test_equals_the_trainers_own_loss(parity, name, drift, mode, weighted):
     """Value, gradient and verl's metrics. gv_gspo_token clips at 3e-4 and 4e-4, so verl is told the same."""
     clips = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4} if name == "gspo" else {}
     tensors = batch(drift=drift)

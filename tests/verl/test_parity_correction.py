@@ -80,7 +80,7 @@ def compared(parity, spec, builtin, config, **fields):
 
 
 @pytest.mark.parametrize("preset", DECOUPLED)
-def test_a_preset_of_the_decoupled_mode_equals_the_host(parity, preset):
+def test_a_preset_of_the_decoupled_mode_equals_the_trainer(parity, preset):
     correction, given = DECOUPLED[preset]
     spec = f"grpo,kl=none,conventions=verl,{correction}"
     weights = compared(parity, spec, f"rollout_correction preset {words(preset, given)}", PRESETS[preset](**given))
@@ -96,13 +96,13 @@ def test_a_preset_of_the_decoupled_mode_equals_the_host(parity, preset):
         ("glm5", {"rollout_is": "token", "rollout_is_threshold": "0.5_2.0"}, {"clip_ratio_high": 0.28}),
     ],
 )
-def test_a_variant_with_a_correction_equals_the_host(parity, spec, settings, fields):
+def test_a_variant_with_a_correction_equals_the_trainer(parity, spec, settings, fields):
     builtin = words("loss vanilla", {**fields, **settings})
     compared(parity, f"{spec},conventions=verl", builtin, RolloutCorrectionConfig(**settings), **fields)
 
 
 @pytest.mark.parametrize("preset", BYPASS)
-def test_a_preset_of_the_bypass_mode_equals_the_host(parity, preset):
+def test_a_preset_of_the_bypass_mode_equals_the_trainer(parity, preset):
     spec, given, first = BYPASS[preset]
     tensors, engine = mismatched()
     old, mask = tensors["old_log_prob"], tensors["response_mask"]
@@ -161,7 +161,7 @@ def test_weights_of_mean_1_have_no_counterpart(parity):
         "rollout_is='token', rollout_is_batch_normalize=True",
         "weights of two tokens with ratios 2 and 0.5",
         here=(gv.correction_weights("tis", x)[0].tolist(), [2, 0.5]),
-        host=(weights[0].tolist(), [1.6, 0.4]),
+        there=(weights[0].tolist(), [1.6, 0.4]),
         cause="weights are divided by their mean over the batch",
     )
 
@@ -179,7 +179,7 @@ KL = {
 
 @pytest.mark.parametrize("drift", [0.5, 3.0])
 @pytest.mark.parametrize("word", KL)
-def test_kl_in_the_loss_equals_the_host(parity, word, drift):
+def test_kl_in_the_loss_equals_the_trainer(parity, word, drift):
     tensors = batch(drift)
     mask, ref = tensors["response_mask"], tensors["old_log_prob"]
     logp = tensors["log_prob"].clone().requires_grad_()

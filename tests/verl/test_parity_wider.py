@@ -50,7 +50,7 @@ def own(spec):
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("drift", [0.0, 0.5, 1.5])
 @pytest.mark.parametrize("spec", LOSSES)
-def test_loss_and_gradient_equal_the_host(parity, spec, drift, mode):
+def test_loss_and_gradient_equal_the_trainer(parity, spec, drift, mode):
     loss_mode, fields = LOSSES[spec]
     tensors = batch(drift)
     found = ours(f"{own(spec)},aggregation={AGGREGATIONS[mode]}", tensors, counts=COUNTS)
@@ -62,7 +62,7 @@ def test_loss_and_gradient_equal_the_host(parity, spec, drift, mode):
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("drift", [0.0, 0.5, 3.0, 30.0])
 @pytest.mark.parametrize("name", sorted(builtins.LOSSES.keys() - {"clip_cov", "geo_mean", "bypass_mode, ppo_clip"}))
-def test_what_the_card_says_is_what_the_host_computes(parity, name, drift, mode):
+def test_what_the_card_says_is_what_the_trainer_computes(parity, name, drift, mode):
     tensors, given = batch(drift), {"dro_beta": 0.3} if name == "dro" else {}
     variant = described(name, mode, **given)
     found = ours(variant, tensors, counts=COUNTS)
@@ -89,7 +89,7 @@ def described(name, mode, **fields):
 
 @pytest.mark.parametrize("drift", [0.0, 0.5, 3.0, 30.0])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_sapo_equals_the_host(parity, drift, weighted):
+def test_sapo_equals_the_trainer(parity, drift, weighted):
     tensors = batch(drift)
     weights = torch.rand(6, 7, dtype=torch.float64) * 2 if weighted else None
     found, wanted = ours(f"sapo,{OWN}", tensors, weights), verls_own("sapo", tensors, weights)
@@ -107,7 +107,7 @@ def test_gpg_is_the_score_function_without_a_ratio(parity):
 
 @pytest.mark.parametrize("drift", [0.5, 30.0])
 @pytest.mark.parametrize("fraction", [2e-4, 0.3])
-def test_clip_cov_equals_the_host_for_the_same_draws(parity, fraction, drift, monkeypatch):
+def test_clip_cov_equals_the_trainer_for_the_same_draws(parity, fraction, drift, monkeypatch):
     """verl permutes the candidates in row order and takes the first: the numbers of that permutation's places."""
     tensors = batch(drift)
     low, high = -0.2, 0.8
@@ -134,7 +134,7 @@ def test_clip_cov_equals_the_host_for_the_same_draws(parity, fraction, drift, mo
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.5, 30.0])
-def test_geo_mean_equals_the_host_where_the_micro_batch_is_the_step(parity, drift):
+def test_geo_mean_equals_the_trainer_where_the_micro_batch_is_the_step(parity, drift):
     tensors, fields = batch(drift), {"clip_ratio_low": 0.4, "clip_ratio_high": 0.4}
     builtin = f"{words('loss geo_mean', fields)}; the micro-batch is the step"
     spec = f"gmpo,conventions=verl,{FREE}"
@@ -142,7 +142,7 @@ def test_geo_mean_equals_the_host_where_the_micro_batch_is_the_step(parity, drif
     assert described("geo_mean", "token-mean", **fields) == gv.get(spec)
 
 
-def test_geo_mean_in_the_host_ignores_the_steps_counts(parity):
+def test_geo_mean_in_the_trainer_ignores_the_steps_counts(parity):
     tensors = one(0.0, 1.0)
     step = {"dp_size": 1, "batch_num_tokens": 4, "global_batch_size": 4}
     parity.differs(
@@ -150,12 +150,12 @@ def test_geo_mean_in_the_host_ignores_the_steps_counts(parity):
         "loss geo_mean",
         "loss of one response of a step of four, A = 1",
         here=(ours("gmpo", tensors, counts=gv.Counts(tokens=4, sequences=4))[0].item(), -0.25),
-        host=(verls_own("geo_mean", tensors, step=step)[0].item(), -1),
+        there=(verls_own("geo_mean", tensors, step=step)[0].item(), -1),
         cause="a mean over the micro-batch, whatever the step's counts",
     )
 
 
-def test_geo_mean_in_the_host_pools_rollout_weights(parity):
+def test_geo_mean_in_the_trainer_pools_rollout_weights(parity):
     """Two on-policy tokens of A = 1 with rollout weights 4 and 1: sqrt(4 * 1) = 2 there, their mean of 2.5 here."""
     tensors = {name: value.expand(1, 2) for name, value in one(0.0, 1.0).items()}
     weights = torch.tensor([[4.0, 1.0]], dtype=torch.float64)
@@ -164,12 +164,12 @@ def test_geo_mean_in_the_host_pools_rollout_weights(parity):
         "loss geo_mean",
         "loss of two tokens with rollout weights 4 and 1, A = 1",
         here=(ours("gmpo", tensors, weights)[0].item(), -2.5),
-        host=(verls_own("geo_mean", tensors, weights)[0].item(), -2),
+        there=(verls_own("geo_mean", tensors, weights)[0].item(), -2),
         cause="the geometric mean of the weights is taken, too",
     )
 
 
-def test_dppo_in_the_host_caps_weights_at_3_unless_it_is_told(parity):
+def test_dppo_in_the_trainer_caps_weights_at_3_unless_it_is_told(parity):
     """Ratio e^2 = 7.389 and a probability that rises from 0.0025 to 0.018, A = 1."""
     tensors = one(2.0, 1.0, logp=-4.0)
     assert verls_own("dppo_tv", tensors, clip_ratio_c=1e9)[1].item() == pytest.approx(-math.exp(2))
@@ -179,12 +179,12 @@ def test_dppo_in_the_host_caps_weights_at_3_unless_it_is_told(parity):
             f"loss {name}",
             "gradient at ratio e^2, p from 0.0025 to 0.018, A = 1",
             here=(ours(f"{name},ratio.anchor=old,aggregation=token_mean", tensors)[1].item(), -math.exp(2)),
-            host=(verls_own(name, tensors)[1].item(), -3),
+            there=(verls_own(name, tensors)[1].item(), -3),
             cause="the cap is clip_ratio_c, 3 by default; the paper has none",
         )
 
 
-def test_dppo_kl_in_the_host_has_a_range_of_0_2_unless_it_is_told(parity):
+def test_dppo_kl_in_the_trainer_has_a_range_of_0_2_unless_it_is_told(parity):
     """p from 0.5 to 0.75: binary KL 0.5 ln(2/3) + 0.5 ln(0.5/0.25) = 0.1438, past the paper's 0.05."""
     tensors = one(math.log(1.5), 1.0, logp=math.log(0.75))
     parity.differs(
@@ -192,24 +192,24 @@ def test_dppo_kl_in_the_host_has_a_range_of_0_2_unless_it_is_told(parity):
         "loss dppo_kl",
         "gradient at p from 0.5 to 0.75, A = 1",
         here=(ours("dppo_kl,ratio.anchor=old,aggregation=token_mean", tensors)[1].item(), 0),
-        host=(verls_own("dppo_kl", tensors)[1].item(), -1.5),
+        there=(verls_own("dppo_kl", tensors)[1].item(), -1.5),
         cause="the range is clip_ratio_low and clip_ratio_high, 0.2 by default; the paper's is 0.05",
     )
 
 
-def test_cispo_in_the_host_weighs_between_0_8_and_1_2_unless_it_is_told(parity):
+def test_cispo_in_the_trainer_weighs_between_0_8_and_1_2_unless_it_is_told(parity):
     tensors = one(-2.0, 1.0, logp=-3.0)
     parity.differs(
         "cispo",
         "loss cispo",
         "gradient at ratio e^-2, A = 1",
         here=(ours("cispo", tensors)[1].item(), -0.1353352832366127),
-        host=(verls_own("cispo", tensors)[1].item(), -0.8),
+        there=(verls_own("cispo", tensors)[1].item(), -0.8),
         cause="weights lie between 0.8 and 1.2 by default; the paper has no floor",
     )
 
 
-def test_kl_cov_in_the_host_penalises_by_0_1_unless_it_is_told(parity):
+def test_kl_cov_in_the_trainer_penalises_by_0_1_unless_it_is_told(parity):
     """Two responses; the first token has the highest covariance, ratio e^-1: its gradient is -e^-1 A less the "
     "coefficient."""
     tensors = {
@@ -223,7 +223,7 @@ def test_kl_cov_in_the_host_penalises_by_0_1_unless_it_is_told(parity):
         "loss kl_cov",
         "gradient of the penalised token of two, ratio e^-1, A = 1",
         here=(ours("kl_cov", tensors)[1][0].item(), (-math.exp(-1) - 1.0) / 2),
-        host=(verls_own("kl_cov", tensors)[1][0].item(), (-math.exp(-1) - 0.1) / 2),
+        there=(verls_own("kl_cov", tensors)[1][0].item(), (-math.exp(-1) - 0.1) / 2),
         cause="ppo_kl_coef is 0.1 in the configuration, and 1 in the paper",
     )
 

@@ -47,7 +47,7 @@ def ours(name, config=None, rewards=OUTCOMES):
 
 
 @pytest.mark.parametrize(("by_std", "options"), [(True, "scale=group_std,conventions=verl"), (False, "singleton=raw")])
-def test_best_of_k_equals_the_host(parity, by_std, options):
+def test_best_of_k_equals_the_trainer(parity, by_std, options):
     """verl takes no group of one; ours is left out of the comparison."""
     several = UIDS != "c"
     flag = {"norm_adv_by_std_in_grpo": by_std}
@@ -63,7 +63,7 @@ def test_best_of_k_equals_the_host(parity, by_std, options):
     assert (wanted > 0).sum() > 0
 
 
-def test_best_of_k_is_divided_by_the_deviation_in_the_host(parity):
+def test_best_of_k_is_divided_by_the_deviation_in_the_trainer(parity):
     """Rewards 1 and 0: a lead of 1 over a deviation of sqrt(0.5)."""
     rewards, uids = torch.tensor([[1.0], [0.0]]), np.array(["a", "a"], dtype=object)
     estimator = core_algos.get_adv_estimator_fn("grpo_passk")
@@ -72,7 +72,7 @@ def test_best_of_k_is_divided_by_the_deviation_in_the_host(parity):
         "estimator grpo_passk",
         "advantage of the best of two, rewards 1 and 0",
         here=(gv.advantages("passk", [1.0, 0.0], ["a", "a"])[0].item(), 1),
-        host=(estimator(rewards, torch.ones(2, 1), uids, config=algorithm())[0][0].item(), 2**0.5),
+        there=(estimator(rewards, torch.ones(2, 1), uids, config=algorithm())[0][0].item(), 2**0.5),
         cause="norm_adv_by_std_in_grpo is on by default; the paper does not divide",
     )
 
@@ -95,12 +95,12 @@ def test_gpg_raises_by_another_number(parity, rewards, what, in_verl, here):
         "estimator gpg",
         f"advantage over the centred reward, {what}, three of eight in a group with a signal",
         here=(gv.advantages("gpg", rewards, UIDS.tolist())[0].item() / centred, here),
-        host=(verls_own("gpg", rewards)[0, 0].item() / centred, in_verl),
+        there=(verls_own("gpg", rewards)[0, 0].item() / centred, in_verl),
         cause="it counts rewards that are not 0, the authors' code responses whose group has a signal",
     )
 
 
-def test_gpg_equals_the_host_where_every_right_answer_is_in_a_mixed_group_that_is_all_right_but_one(parity):
+def test_gpg_equals_the_trainer_where_every_right_answer_is_in_a_mixed_group_that_is_all_right_but_one(parity):
     """Two prompts of three, mixed, with rewards that are all not 0: both raise by 1."""
     mask, uids = torch.ones(6, 2, dtype=torch.long), np.array(list("aaabbb"), dtype=object)
     rewards = torch.tensor([1.0, 2.0, 4.0, -1.0, 1.0, 3.0])
@@ -114,7 +114,7 @@ SEVERAL = torch.tensor([[1.0, 0.2], [0.0, 3.0], [0.0, 1.0], [1.0, 2.0], [1.0, 5.
 
 
 @pytest.mark.parametrize("weights", [None, [2.0, -0.5]])
-def test_gdpo_equals_the_host(parity, weights):
+def test_gdpo_equals_the_trainer(parity, weights):
     """The reward functions' values come from the batch; the second stage is over tokens in verl."""
     config = algorithm(gdpo_reward_keys=["exact", "format"], gdpo_reward_weights=weights)
     prompts = torch.ones(8, 3, dtype=torch.long)
@@ -134,7 +134,7 @@ def test_gdpo_equals_the_host(parity, weights):
 
 @pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
 @pytest.mark.parametrize("token_rewards", [False, True])
-def test_the_optimal_token_baseline_equals_the_host(parity, name, token_rewards):
+def test_the_optimal_token_baseline_equals_the_trainer(parity, name, token_rewards):
     """Without holes in the mask the two estimators of verl are one."""
     torch.manual_seed(0)
     rewards = torch.randn(MASK.shape) * MASK if token_rewards else at_end(OUTCOMES)
@@ -183,12 +183,12 @@ def test_holes_in_the_mask_move_the_optimal_token_baseline(parity, name, number,
         f"estimator {name}",
         "advantage of the last action, rewards 1 and 0, masks 1 0 1 and 1 1 0",
         here=(found[0, 2].item(), 1),
-        host=(theirs[0, 2].item(), number),
+        there=(theirs[0, 2].item(), number),
         cause=cause,
     )
 
 
-def test_rollout_weights_move_the_optimal_token_baseline_in_the_host(parity):
+def test_rollout_weights_move_the_optimal_token_baseline_in_the_trainer(parity):
     """Weights 2 and 1 count 4 to 1: a baseline of 0.8 in place of 0.5."""
     weights = torch.tensor([[2.0], [1.0]])
     found, theirs = optimal_token("optimal_token_baseline", [[1], [1]], rollout_is_weights=weights)
@@ -197,7 +197,7 @@ def test_rollout_weights_move_the_optimal_token_baseline_in_the_host(parity):
         "estimator optimal_token_baseline, rollout_is set",
         "advantage of rewards 1 and 0 with rollout weights 2 and 1",
         here=(found[:, 0].tolist(), [0.5, -0.5]),
-        host=(theirs[:, 0].tolist(), [0.2, -0.8]),
+        there=(theirs[:, 0].tolist(), [0.2, -0.8]),
         cause="squared rollout weights join the baseline's weights; not done here",
     )
 

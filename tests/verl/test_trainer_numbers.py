@@ -65,7 +65,7 @@ def test_dual_clip_is_always_on(parity):
         "loss vanilla",
         "loss and gradient at ratio 5, A = -1",
         here=([own, slope.item()], [5, 5]),
-        host=([value, gradient.item()], [3, 0]),
+        there=([value, gradient.item()], [3, 0]),
         cause="dual clip at clip_ratio_c=3 is always on; surrogate.dual=3 is the same",
     )
 
@@ -78,7 +78,7 @@ def test_nan_under_the_mask_reaches_the_loss(parity, mode):
         f"loss vanilla, loss_agg_mode={mode!r}",
         "loss of A = 1 with a NaN under the mask",
         here=(here("grpo,kl=none", 1.0, nan, [[1, 0]])[0], -1),
-        host=(loss("vanilla", 1.0, nan, [[1, 0]], mode=mode)[0], math.nan),
+        there=(loss("vanilla", 1.0, nan, [[1, 0]], mode=mode)[0], math.nan),
         cause="the mask is a factor: NaN times 0; token-mean and token-sum select",
     )
 
@@ -102,7 +102,7 @@ def test_k3_is_clamped_at_ten(parity, u, number):
         "kl_loss_type='low_var_kl'",
         f"value and gradient of k3 at u = {u:g}",
         here=([found.item(), own.grad.item()], [number, 1 - math.exp(3) if u == 3.0 else 0]),
-        host=([value.item(), logp.grad.item()], [10, 0]),
+        there=([value.item(), logp.grad.item()], [10, 0]),
         cause="the value is clamped at 10; kl.value_bound=10, part of conventions=verl, is the same",
     )
 
@@ -116,7 +116,7 @@ def test_the_constant_of_dr_grpo_is_the_micro_batchs_width(parity):
         "loss vanilla, loss_agg_mode='seq-mean-token-sum-norm'",
         "loss of two tokens of A = 1 in a batch 4 and 2 wide, longest response 8",
         here=([here("dr_grpo", 1.0, *row, counts)[0] for row in rows], [-0.25, -0.25]),
-        host=([loss("vanilla", 1.0, *row, mode="seq-mean-token-sum-norm")[0] for row in rows], [-0.5, -1]),
+        there=([loss("vanilla", 1.0, *row, mode="seq-mean-token-sum-norm")[0] for row in rows], [-0.5, -1]),
         cause="without loss_scale_factor it divides by the micro-batch's width",
     )
 
@@ -131,7 +131,7 @@ def test_an_empty_row_counts_unless_the_batch_size_is_unknown(parity):
         "loss vanilla, loss_agg_mode='seq-mean-token-mean'",
         "loss of a token of A = 1 beside an empty response, without the step's counts",
         here=(here("grpo,kl=none", 1.0, rows, mask)[0], -0.5),
-        host=(loss("vanilla", 1.0, rows, mask, {}, "seq-mean-token-mean")[0], -1),
+        there=(loss("vanilla", 1.0, rows, mask, {}, "seq-mean-token-mean")[0], -1),
         cause="an empty response counts only where global_batch_size is given",
     )
 
@@ -161,7 +161,7 @@ def test_gspo_follows_loss_agg_mode(parity):
         "loss gspo, loss_agg_mode='token-mean'",
         "loss of one token of A = 1 and three of A = -1",
         here=(gv.policy_loss("gspo_token", x).loss.item(), 0),
-        host=(loss("gspo", advantages, still, mask, step, "token-mean")[0], 0.5),
+        there=(loss("gspo", advantages, still, mask, step, "token-mean")[0], 0.5),
         cause="its default mode is token-mean; 0.9.0 took the mean over responses whatever the mode",
     )
 
@@ -173,7 +173,7 @@ def test_gspo_bounds_the_log_ratio_at_ten_above_only(parity):
         "loss gspo",
         "loss at log ratio 25, A = -1",
         here=(here("gspo_token", -1.0, [[25.0]], [[1]])[0], math.exp(20)),
-        host=(loss("gspo", -1.0, [[25.0]], [[1]])[0], math.exp(10)),
+        there=(loss("gspo", -1.0, [[25.0]], [[1]])[0], math.exp(10)),
         cause="the log ratio is bounded at 10 above; here at 20 both ways",
     )
 
@@ -198,6 +198,6 @@ def test_rejection_bounds_are_those_of_the_inverse_weight(parity):
         "rollout_rs='seq_mean_k1', rollout_rs_threshold='0.6_1.4'",
         "responses kept of those with weights 0.65, 0.75, 1, 1.6, 1.7",
         here=(gv.correction_weights(spec, x).flatten().tolist(), [1, 1, 1, 0, 0]),
-        host=(kept.flatten().tolist(), [0, 1, 1, 1, 0]),
+        there=(kept.flatten().tolist(), [0, 1, 1, 1, 0]),
         cause="the bounds are those of 1/w",
     )

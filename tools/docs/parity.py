@@ -93,7 +93,7 @@ def _row(trainer: str, row: dict[str, Any]) -> Row:
     known = {
         name: row[name] for name in ("spec", "builtin", "quantity", "verdict", "rtol", "here", "cause") if name in row
     }
-    return Row(trainer=trainer, there=str(row.get("host", "")), **known)
+    return Row(trainer=trainer, there=str(row.get("there", "")), **known)
 
 
 def _glance(rows: list[Row]) -> str:

@@ -27,7 +27,7 @@ ROLLOUT_INPUTS = (
     "entropy",
     "sum_pi_squared",
 )
-LENGTH = 7.0  # the host's maximum completion length, for aggregation=constant
+LENGTH = 7.0  # the trainer's maximum completion length, for aggregation=constant
 
 
 @dataclass(frozen=True)
